@@ -11,9 +11,9 @@ same schedules, times and events as its iterations taken one at a time.
 With asynchronous scheduling, the engine closes a second batch as soon as a step starts. That batch is the next step,
 whatever the first one produces, so an arriving sequence waits for the step in flight and for the one after it.
 
-The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. It
-accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
-load ends; a store ends it only if something has to happen at once (`ends_at_stores`).
+The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. The driver
+calls an idle engine again at `wake_s`. A leap ends when a load ends; a store ends it only if something has to happen at
+once (`ends_at_stores`). What has ended is accounted for in `accounts.py`.
 
 What only the driver can do is in `outbox` (`contract.py`): it transfers KV between engines, and serves the tiers behind
 host memory.
@@ -21,6 +21,7 @@ host memory.
 
 from array import array
 
+from mocker.accounts import Accounts
 from mocker.batch import Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
@@ -70,13 +71,12 @@ class Engine:
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events
         self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
+        is_ordered = kv_events and ordered_events
+        self._accounts = Accounts(core, self._link, self._times, self.log, is_ordered=is_ordered)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._work = NO_WORK  # copies that start with the batch ahead
-        self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
-        self._ended_loads: list[tuple[Sequence, int | None]] = []  # during the step, with the number of valid blocks
-        self._released: list[Sequence] = []  # during the step
         self._lead_s = 0.0  # before the next step starts
 
     @property
@@ -221,14 +221,14 @@ class Engine:
         Returns:
             the sequences that end at once; others that end because of it are in a step's `finished`.
         """
-        self._ended_loads.append((sequence, num_valid_blocks))
-        return [] if self.step is not None else self._end_transfers()
+        self._accounts.ended_loads.append((sequence, num_valid_blocks))
+        return [] if self.step is not None else self._accounts.end_transfers()
 
     def release_kept(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence with `is_remote_decode` left for another engine, now or when the step in flight ends."""
-        self._released.append(sequence)
+        self._accounts.released.append(sequence)
         if self.step is None:
-            self._end_transfers()
+            self._accounts.end_transfers()
 
     def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
@@ -244,15 +244,6 @@ class Engine:
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
         self._core.end_write(write)
-
-    def _end_transfers(self) -> list[Sequence]:
-        """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
-        loads, self._ended_loads = self._ended_loads, []
-        over = [sequence for sequence, num_valid_blocks in loads if self._core.end_load(sequence, num_valid_blocks)]
-        released, self._released = self._released, []
-        for sequence in released:
-            self._core.release_kept(sequence)
-        return over
 
     def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
         """Forget all cached blocks, or return False if any is in use; call it between steps.
@@ -280,7 +271,7 @@ class Engine:
         if self.outbox.shipped:
             self.outbox.take_shipped()
         if self._link.next_end_s <= now:
-            self._end_copies(now)
+            self._accounts.end_copies(now)
         batch = self._next_batch(now)
         if batch is None:
             return None
@@ -332,24 +323,6 @@ class Engine:
         link = self._link
         return link.next_end_s if self.ends_at_stores or self._core.ends_at_stores else link.loads.next_end_s
 
-    def _end_copies(self, now: float) -> None:
-        """Account for the copies between GPU and host that have ended."""
-        for copy in self._link.ended(now):
-            self._core.end_copy(copy)
-        self._core.publish()
-
-    def _end_stores(self, step: Step, now: float) -> None:
-        """Account for the stores that have ended inside a leap, each at the end of its iteration."""
-        link, core = self._link, self._core
-        while link.stores.next_end_s <= now:
-            count = step.first_boundary(link.stores.next_end_s)
-            if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
-                return
-            self._account(step, count)
-            for store in link.ended(boundary_s, has_loads=False):
-                core.end_copy(store)
-            core.publish_host_events()
-
     def stretch(self, end: float) -> None:
         """Extend the step in flight, if any, to a later time; it must have one iteration."""
         if self.step is not None and self.step.end != end:
@@ -359,29 +332,29 @@ class Engine:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
-        core, link, log, batch = self._core, self._link, self.log, step.batch
+        core, link, log, accounts, batch = self._core, self._link, self.log, self._accounts, step.batch
         if step.num_iterations > 1 and link.next_end_s <= step.end:
-            self._end_stores(step, step.end)
+            accounts.end_stores(step, step.end)
         has_aborts = bool(self._aborts)
         if has_aborts:
             self._end_aborted(step)
         if step.num_iterations > 1:
-            core.leap(step.num_iterations - 1, is_ordered=self._ordered)
+            core.leap(step.num_iterations - 1, is_ordered=accounts.is_ordered)
         self._times.num_passed += step.num_iterations
         if batch.decodes:
             log.add(step, step.num_iterations)
         if core.dropped:
             log.begin_waits(core.dropped, self._times.last_end_s)
         sampled, finished = core.update(batch, step.num_iterations)
-        if self._ended_loads or self._released:
-            finished = [*finished, *self._end_transfers()]
+        if accounts.ended_loads or accounts.released:
+            finished = [*finished, *accounts.end_transfers()]
         log.is_first_after_pause, log.has_sudden_end = False, has_aborts
         if sampled or finished:
             log.end_step(step.end, sampled, finished)
         if self._has_events:
             core.publish()
         if link.next_end_s <= step.end:
-            self._end_copies(step.end)
+            accounts.end_copies(step.end)
         self.step = None
         self._times.last_end_s = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
@@ -389,44 +362,18 @@ class Engine:
     def _end_aborted(self, step: Step) -> None:
         """Remove the sequences that were aborted during the step, before its last iteration ends."""
         if step.num_iterations > 1:
-            self._account(step, step.num_iterations - 1)
+            self._accounts.add(step, step.num_iterations - 1)
         aborts, self._aborts = self._aborts, []
         for sequence in aborts:
             self._remove(sequence)
 
     def advance(self, now: float) -> None:
-        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken.
-
-        A leap of five, of which two have ended (`_account(step, 2)`):
-
-            iteration       1           2           3           4           5
-            closed by    schedule    leap(1)     leap(1)     later       later
-            its events   published   published   kept until it ends
-
-        The rest is the same step, three iterations long. The last iteration always stays for `complete`.
-        """
-        step = self.step
-        if step is None or step.num_iterations == 1:
-            return
-        if self._link.next_end_s <= now:
-            self._end_stores(step, now)
-        count = min(step.num_ended(now), step.num_iterations - 1)
-        if count > 0:
-            self._account(step, count)
-
-    def _account(self, step: Step, count: int) -> None:
-        """Account for the first `count` iterations of a leap; at least one must remain."""
-        if count > 1:
-            self._core.leap(count - 1, is_ordered=self._ordered)
-        self._core.publish()
-        self.log.add(step, count)
-        self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
-        self._core.end_iterations(count)
-        self._times.num_passed += count
-        step.advance(count)
+        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken."""
+        if self.step is not None:
+            self._accounts.advance(self.step, now)
 
     def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return the number of rows in the step log."""
+        """Account for the iterations that have ended, and return the number of rows in the log of gaps."""
         self.advance(now)
         self.log.split()
         return len(self.log.starts_s)
