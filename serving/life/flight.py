@@ -14,7 +14,7 @@ Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a 
 at workers, at routers and on links is given back before that.
 
 Only the driver on a clock moves KV (`has_blocks` and what follows) and hands requests over. Only the one on sockets makes
-calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `has_begun`).
+calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `is_answering`).
 
 A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
@@ -322,7 +322,7 @@ class Flight:
         prefill, decode = self.prefill, self.decode
         assert prefill is not None
         prefill.state = "over"
-        if decode is not None and decode.has_begun:
+        if decode is not None and decode.is_answering:
             return RELEASE_PREFILL
         return self._after(message, kind, prefill, now, stage="prefill")
 
@@ -387,7 +387,7 @@ class Flight:
             return (*self.cancelled(), Answer(follows.reason))
         if isinstance(follows, Refused):
             return self.fail(follows.message, follows.kind, leg)
-        has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
+        has_begun = self.num_generated or (self.decode is not None and self.decode.is_answering)
         if has_begun and not self.terms.can_continue:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
             return self.fail(f"{message}; {problem}", kind, leg)

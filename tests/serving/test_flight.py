@@ -302,7 +302,7 @@ class Fates(RuleBasedStateMachine):
     @precondition(lambda self: self.world.answers)
     @rule()
     def a_token_comes(self):
-        self.world.flight.decode.has_begun = True
+        self.world.flight.decode.is_answering = True
 
     @precondition(lambda self: self.world.answers)
     @rule(kind=st.sampled_from(["", *KINDS]))
