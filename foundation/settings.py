@@ -1,7 +1,7 @@
 """Settings: frozen dataclasses whose annotations say what each field may hold.
 
     @dataclass(frozen=True, slots=True, kw_only=True)
-    class CacheConfig(Settings):
+    class CacheConfig(CheckedSettings):
         num_blocks: Count = 16
         policy: Literal["lru", "fifo"] = "lru"
 
@@ -52,7 +52,7 @@ def check_settings(settings: Any) -> None:
             raise ValueError(f"{name} must be {expected(hint, value)}, not {value!r}") from None
 
 
-class Settings:
+class CheckedSettings:
     """Settings that have no more to check than their annotations say."""
 
     __slots__ = ()

@@ -9,17 +9,22 @@ With asynchronous scheduling, iteration i + 1 is scheduled before iteration i is
 decodes may continue for many iterations (`num_leap_iterations`, `leap`, `end_iterations`).
 
 A class to derive from and not a protocol: the engine asks a core a dozen things in each iteration, and compiled code
-finds them in a native class at once.
+finds them in a native class at once. How a core is made is asked once for each engine, and is a protocol (`NewCore`).
 """
 
 from abc import ABC, abstractmethod
+from typing import Protocol, TypeVar
 
 from mocker.batch import Batch
-from mocker.contract import Backlog, HostChunks, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.contract import Backlog, EngineSettings, HostChunks, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.models.kv_cache import MoreBlocks
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
+from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK, Copy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
+
+S = TypeVar("S", bound=EngineSettings, contravariant=True)
 
 
 class Core(ABC):
@@ -186,3 +191,20 @@ class Core(ABC):
     def host_chunks(self) -> HostChunks:
         """Count the chunks in host memory."""
         raise NotImplementedError
+
+
+class NewCore(Protocol[S]):
+    """Makes the core of an engine from the settings of its family; the class of the core itself will do."""
+
+    def __call__(
+        self,
+        config: S,
+        num_blocks: int,
+        host: HostMemory | None,
+        more: MoreBlocks | None,
+        *,
+        max_loras: int | None,
+        kv_events: bool,
+    ) -> Core:
+        """Return an idle core; see `new_engine` for the arguments."""
+        ...

@@ -11,20 +11,24 @@ same schedules, times and events as its iterations taken one at a time.
 With asynchronous scheduling, the engine closes a second batch as soon as a step starts. That batch is the next step,
 whatever the first one produces, so an arriving sequence waits for the step in flight and for the one after it.
 
-The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. It
-accounts for copies at the end of an iteration; the driver calls an idle engine again at `wake_s`. A leap ends when a
-load ends; a store ends it only if something has to happen at once (`ends_at_stores`).
+The engine copies KV between the GPU and host memory itself, and knows when a copy ends as soon as it starts. The driver
+calls an idle engine again at `wake_s`. A leap ends when a load ends; a store ends it only if something has to happen at
+once (`ends_at_stores`). What has ended is accounted for in `accounts.py`.
 
 What only the driver can do is in `outbox` (`contract.py`): it transfers KV between engines, and serves the tiers behind
 host memory.
 """
 
-from mocker.batch import NOBODY, Batch
+from array import array
+
+from mocker.accounts import Accounts
+from mocker.batch import Batch
 from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
+from mocker.gap_log import GapLog
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
-from mocker.step import Step, StepLog, StepOutput
+from mocker.step import Step, StepOutput
 from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK
@@ -59,7 +63,7 @@ class Engine:
         self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        self.log = StepLog()
+        self.log = GapLog(core)
         """The gaps between tokens."""
         self.step: Step | None = None
         """The step in flight."""
@@ -67,16 +71,13 @@ class Engine:
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events
         self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
+        is_ordered = kv_events and ordered_events
+        self._accounts = Accounts(core, self._link, self._times, self.log, is_ordered=is_ordered)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
         self._ahead_s = 0.0  # when it was closed
         self._work = NO_WORK  # copies that start with the batch ahead
-        self._ordered = kv_events and ordered_events
         self._aborts: list[Sequence] = []
-        self._ended_loads: list[tuple[Sequence, int | None]] = []  # during the step, with the number of valid blocks
-        self._released: list[Sequence] = []  # during the step
         self._lead_s = 0.0  # before the next step starts
-        self._ahead_has_ended = False  # a sequence in the batch ahead, or in the step in flight, ended
-        self._is_first_after_pause = False  # the step in flight
 
     @property
     def is_idle(self) -> bool:
@@ -200,7 +201,7 @@ class Engine:
 
     def _remove(self, sequence: Sequence) -> None:
         self._core.abort(sequence)
-        self._ahead_has_ended = True
+        self.log.has_sudden_end = True
 
     def pause(self, what: Pause) -> None:
         """Leave sequences alone until `resume`; the step in flight ends as usual."""
@@ -220,14 +221,14 @@ class Engine:
         Returns:
             the sequences that end at once; others that end because of it are in a step's `finished`.
         """
-        self._ended_loads.append((sequence, num_valid_blocks))
-        return [] if self.step is not None else self._end_transfers()
+        self._accounts.ended_loads.append((sequence, num_valid_blocks))
+        return [] if self.step is not None else self._accounts.end_transfers()
 
     def release_kept(self, sequence: Sequence) -> None:
         """Free the blocks that a sequence with `is_remote_decode` left for another engine, now or when the step in flight ends."""
-        self._released.append(sequence)
+        self._accounts.released.append(sequence)
         if self.step is None:
-            self._end_transfers()
+            self._accounts.end_transfers()
 
     def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
         """Record where the chunks of a look-up are: tier by tier, from the first chunk on; the rest is in no tier.
@@ -243,15 +244,6 @@ class Engine:
     def end_write(self, write: Write) -> None:
         """Report that a write has ended, whether or not the tier accepted it."""
         self._core.end_write(write)
-
-    def _end_transfers(self) -> list[Sequence]:
-        """Account for the transfers that have ended, incoming ones first as vLLM does; return the sequences that end."""
-        loads, self._ended_loads = self._ended_loads, []
-        over = [sequence for sequence, num_valid_blocks in loads if self._core.end_load(sequence, num_valid_blocks)]
-        released, self._released = self._released, []
-        for sequence in released:
-            self._core.release_kept(sequence)
-        return over
 
     def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
         """Forget all cached blocks, or return False if any is in use; call it between steps.
@@ -279,12 +271,12 @@ class Engine:
         if self.outbox.shipped:
             self.outbox.take_shipped()
         if self._link.next_end_s <= now:
-            self._end_copies(now)
+            self._accounts.end_copies(now)
         batch = self._next_batch(now)
         if batch is None:
             return None
         if batch.decodes and self._times.last_end_s < now:
-            self._end_pause(batch)
+            self.log.end_pause(batch, self._times.last_end_s)
         # Before the next batch is closed: that advances `num_computed`.
         duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
         if self._is_async:
@@ -292,7 +284,7 @@ class Engine:
             if self._has_host:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
-            is_alone = self._is_first_after_pause or (self._is_async and self._ahead is not batch)
+            is_alone = self.log.is_first_after_pause or (self._is_async and self._ahead is not batch)
             limit = 1 if is_alone else max_iterations
             self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:
@@ -301,11 +293,6 @@ class Engine:
             self.step = step = Step(batch, now, Ramp(duration), 0, 1, now + duration)
         return step
 
-    def _end_pause(self, batch: Batch) -> None:
-        """Record that the decodes of the first batch after a pause have waited since the last step."""
-        self._is_first_after_pause = True
-        self.log.begin_waits(batch.decodes, self._times.last_end_s)
-
     def _next_batch(self, now: float) -> Batch | None:
         """Return the batch that was closed ahead, or close one. A batch without computation ends at once."""
         core, has_host = self._core, self._has_host
@@ -313,7 +300,7 @@ class Engine:
         stall_s = self._lead_s = self._link.begin(self._work, now) if has_host else 0.0
         while batch is None or not (batch.decodes or batch.chunks):
             if batch is not None:
-                self._mark(batch, closed_s)
+                self.log.begin_batch(batch, closed_s, self._times.last_end_s)
                 _, finished = core.update(batch)
                 assert not finished, "an empty batch cannot end a sequence"
             batch, closed_s = core.schedule(), now
@@ -328,31 +315,13 @@ class Engine:
                 break
         self._work = NO_WORK
         if batch is not None and not batch.is_undisturbed:
-            self._mark(batch, closed_s)
+            self.log.begin_batch(batch, closed_s, self._times.last_end_s)
         return batch
 
     def _next_end_s(self) -> float:
         """Return the end of the next copy that cuts a step (s)."""
         link = self._link
         return link.next_end_s if self.ends_at_stores or self._core.ends_at_stores else link.loads.next_end_s
-
-    def _end_copies(self, now: float) -> None:
-        """Account for the copies between GPU and host that have ended."""
-        for copy in self._link.ended(now):
-            self._core.end_copy(copy)
-        self._core.publish()
-
-    def _end_stores(self, step: Step, now: float) -> None:
-        """Account for the stores that have ended inside a leap, each at the end of its iteration."""
-        link, core = self._link, self._core
-        while link.stores.next_end_s <= now:
-            count = step.first_boundary(link.stores.next_end_s)
-            if count >= step.num_iterations or (boundary_s := step.boundary(count)) > now:
-                return
-            self._account(step, count)
-            for store in link.ended(boundary_s, has_loads=False):
-                core.end_copy(store)
-            core.publish_host_events()
 
     def stretch(self, end: float) -> None:
         """Extend the step in flight, if any, to a later time; it must have one iteration."""
@@ -363,88 +332,59 @@ class Engine:
         """End the step in flight: account for its aborts, tokens, finishes and blocks, in vLLM's order."""
         step = self.step
         assert step is not None, "no step in flight"
-        core, link, batch = self._core, self._link, step.batch
+        core, link, log, accounts, batch = self._core, self._link, self.log, self._accounts, step.batch
         if step.num_iterations > 1 and link.next_end_s <= step.end:
-            self._end_stores(step, step.end)
+            accounts.end_stores(step, step.end)
         has_aborts = bool(self._aborts)
         if has_aborts:
             self._end_aborted(step)
         if step.num_iterations > 1:
-            core.leap(step.num_iterations - 1, is_ordered=self._ordered)
+            core.leap(step.num_iterations - 1, is_ordered=accounts.is_ordered)
         self._times.num_passed += step.num_iterations
         if batch.decodes:
-            self._log(step, step.num_iterations)
+            log.add(step, step.num_iterations)
         if core.dropped:
-            self.log.begin_waits(core.dropped, self._times.last_end_s)
+            log.begin_waits(core.dropped, self._times.last_end_s)
         sampled, finished = core.update(batch, step.num_iterations)
-        if self._ended_loads or self._released:
-            finished = [*finished, *self._end_transfers()]
-        self._ahead_has_ended = has_aborts or (
-            finished is not NOBODY and any(s.stop_after is not None for s in finished)
-        )
-        for sequence in sampled:
-            if sequence.first_token_s < 0:
-                sequence.first_token_s = step.end
-            elif sequence.waited_since_s >= 0:
-                self.log.end_wait(sequence, step.end)
+        if accounts.ended_loads or accounts.released:
+            finished = [*finished, *accounts.end_transfers()]
+        log.is_first_after_pause, log.has_sudden_end = False, has_aborts
+        if sampled or finished:
+            log.end_step(step.end, sampled, finished)
         if self._has_events:
             core.publish()
         if link.next_end_s <= step.end:
-            self._end_copies(step.end)
+            accounts.end_copies(step.end)
         self.step = None
-        self._is_first_after_pause = False
         self._times.last_end_s = step.end
         return StepOutput(step.end, sampled, finished, batch.chunks)
 
     def _end_aborted(self, step: Step) -> None:
         """Remove the sequences that were aborted during the step, before its last iteration ends."""
         if step.num_iterations > 1:
-            self._account(step, step.num_iterations - 1)
+            self._accounts.add(step, step.num_iterations - 1)
         aborts, self._aborts = self._aborts, []
         for sequence in aborts:
             self._remove(sequence)
 
     def advance(self, now: float) -> None:
-        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken.
-
-        A leap of five, of which two have ended (`_account(step, 2)`):
-
-            iteration       1           2           3           4           5
-            closed by    schedule    leap(1)     leap(1)     later       later
-            its events   published   published   kept until it ends
-
-        The rest is the same step, three iterations long. The last iteration always stays for `complete`.
-        """
-        step = self.step
-        if step is None or step.num_iterations == 1:
-            return
-        if self._link.next_end_s <= now:
-            self._end_stores(step, now)
-        count = min(step.num_ended(now), step.num_iterations - 1)
-        if count > 0:
-            self._account(step, count)
-
-    def _account(self, step: Step, count: int) -> None:
-        """Account for the first `count` iterations of a leap; at least one must remain."""
-        if count > 1:
-            self._core.leap(count - 1, is_ordered=self._ordered)
-        self._core.publish()
-        self._log(step, count)
-        self._core.leap(1, is_ordered=self._ordered)  # closes the next iteration; its events come when it ends
-        self._core.end_iterations(count)
-        self._times.num_passed += count
-        step.advance(count)
+        """Account for the iterations of the step in flight that have ended by now, so that their events can be taken."""
+        if self.step is not None:
+            self._accounts.advance(self.step, now)
 
     def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return the number of rows in the step log."""
+        """Account for the iterations that have ended, and return the number of rows in the log of gaps."""
         self.advance(now)
         self.log.split()
         return len(self.log.starts_s)
 
-    def take_log(self) -> StepLog:
-        """Return the gaps between tokens so far, and begin a new log."""
-        log, self.log = self.log, StepLog()
-        return log
+    def take_gaps(self) -> "array[float]":
+        """Return the rows of the gaps between tokens so far, and begin a new log."""
+        return self.log.take()
+
+    def add_gap(self, since_s: float, until_s: float) -> None:
+        """Log a gap that no step of this engine ends: the last token of an answer came with its KV."""
+        self.log.add_gap(since_s, until_s)
 
     def publish_host_events(self) -> None:
         """Put the events of host memory into the outbox, even in the middle of a step."""
@@ -454,26 +394,3 @@ class Engine:
         """Return the sequences that get a token from decoding in the step in flight."""
         assert self.step is not None, "no step in flight"
         return [sequence for sequence in self.step.batch.decodes if self._core.is_delivered(sequence)]
-
-    def _mark(self, batch: Batch, closed_s: float) -> None:
-        """Record when sequences were admitted, and when preempted and starved ones had their last token."""
-        for sequence in batch.admitted:
-            sequence.first_scheduled_s = closed_s
-            if sequence.is_token_shipped:
-                if sequence.first_token_s < 0:
-                    sequence.first_token_s = closed_s
-                else:  # it continues an answer that another engine started
-                    self.log.end_wait(sequence, closed_s)
-                sequence.waited_since_s = closed_s
-        if batch.preempted or batch.starved:
-            self.log.begin_waits((*batch.preempted, *batch.starved), self._times.last_end_s)
-
-    def _log(self, step: Step, num_iterations: int) -> None:
-        batch = step.batch
-        num_tokens = len(self.decoded()) if self._ahead_has_ended or self._core.dropped else len(batch.decodes)
-        for sequence in batch.decodes if self._is_first_after_pause else batch.delayed:
-            if self._core.is_delivered(sequence):
-                num_tokens -= 1
-                self.log.end_wait(sequence, step.end)
-        if num_tokens:
-            self.log.add(step, num_iterations, num_tokens)

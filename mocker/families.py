@@ -1,5 +1,9 @@
 """The families of engines. Each has a scheduler of its own; what lays its decisions out in time is the same for all."""
 
+from typing import Any, TypeVar
+
+from mocker.contract import EngineSettings
+from mocker.core import NewCore
 from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
 from mocker.tiers.config import HostMemory
@@ -7,12 +11,20 @@ from mocker.timing.model import TimingModel
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.core import VllmCore
 
-CORES = {EngineConfig: VllmCore}
-"""The core of each family, by the class of its settings."""
+S = TypeVar("S", bound=EngineSettings)
+
+
+def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], NewCore[Any]]:
+    """Return a family as an entry of a table; the type checker sees that the core takes the settings."""
+    return {settings: core}
+
+
+CORES = {**family(EngineConfig, VllmCore)}
+"""How the core of each family is made, by the class of its settings."""
 
 
 def new_engine(
-    config: EngineConfig,
+    config: EngineSettings,
     timing: TimingModel,
     *,
     num_blocks: int,

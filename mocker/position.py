@@ -11,7 +11,7 @@ With speculative decoding, an iteration would add a random number of tokens. The
 at which something is reached can always be bisected.
 
 One token is also assumed where an iteration is carried out: `Running.schedule` gives a decode one token, `Decoding.grow`
-gives it at most one block, `StepTimes` lets what it reads grow by one token, and each gap in a `StepLog` ends with one token.
+gives it at most one block, `StepTimes` lets what it reads grow by one token, and each gap in a `GapLog` ends with one token.
 """
 
 from bisect import bisect_right

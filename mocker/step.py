@@ -1,7 +1,4 @@
-"""A step in time: when its iterations end, its results, and the log of gaps between tokens."""
-
-from array import array
-from collections.abc import Iterable
+"""A step in time: when its iterations end, and its results."""
 
 from mocker.batch import Batch
 from mocker.sequence import Sequence
@@ -64,7 +61,7 @@ class Step:
         self.num_iterations -= num_iterations
 
     def row(self, num_iterations: int, num_tokens: int) -> tuple[float, float, float, int, int]:
-        """Return the step log's row for the first iterations, each with a token for `num_tokens` sequences."""
+        """Return the row of a `GapLog` for the first iterations, each with a token for `num_tokens` sequences."""
         first, slope, curve, _ = self.ramp
         skip = self._skip
         if skip:
@@ -87,46 +84,3 @@ class StepOutput:
         self.chunks = chunks
         self.sampled = sampled
         self.finished = finished
-
-
-class StepLog:
-    """Durations of the gaps between tokens, kept as one row for each run of a batch's iterations, not for each token.
-
-    A row is (first, slope, curve, number of iterations, tokens in each): gap j lasts `first + slope*j + curve*j*j` s.
-    """
-
-    def __init__(self) -> None:
-        self.rows = array("d")
-        self.starts_s = array("d")
-        """When the first gap of each row began."""
-        self._ramp: Ramp | None = None  # of the last row, if the next step may continue it
-
-    def add(self, step: Step, num_iterations: int, num_tokens: int) -> None:
-        """Log the first iterations of a step, each with a token for `num_tokens` sequences."""
-        if step.ramp is self._ramp and self.rows[-1] == num_tokens:
-            self.rows[-2] += num_iterations  # the same batch continues
-        else:
-            self.rows.extend(step.row(num_iterations, num_tokens))
-            self.starts_s.append(step.start)
-            self._ramp = step.ramp
-
-    def split(self) -> None:
-        """Begin a new row with the next step."""
-        self._ramp = None
-
-    def begin_waits(self, sequences: Iterable[Sequence], since_s: float) -> None:
-        """Record that these sequences had their last token then, unless they had none or wait already."""
-        for sequence in sequences:
-            if sequence.first_token_s >= 0 and sequence.waited_since_s < 0:
-                sequence.waited_since_s = since_s
-
-    def end_wait(self, sequence: Sequence, now: float) -> None:
-        """Log the gap of a sequence that has its next token."""
-        self.add_gap(sequence.waited_since_s, now)
-        sequence.waited_since_s = -1.0
-
-    def add_gap(self, since_s: float, until_s: float) -> None:
-        """Log one gap by itself: it spans preemption, starvation or a move to another engine."""
-        self._ramp = None  # a batch that goes on needs a new row
-        self.rows.extend((until_s - since_s, 0.0, 0.0, 1, 1))
-        self.starts_s.append(since_s)

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from foundation.settings import NotNegative, Positive, Settings, Unit
+from foundation.settings import CheckedSettings, NotNegative, Positive, Unit
 from mocker.tiers.config import MAX_GIB, HostMemory, Policy, Tier, WritePolicy, refuse_idle, whole_chunks
 
 StoreSize = Annotated[float, Meta(ge=0, le=MAX_GIB), Unit("GiB for all workers together")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvStoreConfig(Settings):
+class KvStoreConfig(CheckedSettings):
     """Settings of a store that all workers share; what is in it passes through their host memory."""
 
     kv_store_size: StoreSize = 0.0

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from foundation.settings import NotNegative, Settings
+from foundation.settings import CheckedSettings, NotNegative
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import read_calibration
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OverheadConfig(Settings):
+class OverheadConfig(CheckedSettings):
     """The delays of a request between its client and the engine, in virtual time; a live run has real ones."""
 
     request_overhead_ms: NotNegative | None = None

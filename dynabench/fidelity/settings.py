@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from dynabench.deployment.flags import LivePoolConfig
 from dynabench.experiment.settings import ExperimentConfig
-from foundation.settings import Count, Positive, Settings
+from foundation.settings import CheckedSettings, Count, Positive
 from reports import fidelity
 
 
@@ -57,7 +57,7 @@ class ValidateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateConfig(Settings):
+class CalibrateConfig(CheckedSettings):
     """How a real engine is measured."""
 
     out: Path = Path("calibration.json")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from msgspec import Meta
 
-from foundation.settings import Settings
+from foundation.settings import CheckedSettings
 
 Discovery = Literal["kubernetes", "etcd"]
 Autoscaler = Literal["none", "hpa", "keda", "planner"]
@@ -14,7 +14,7 @@ Form = Literal["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig(Settings):
+class ClusterConfig(CheckedSettings):
     """Settings of the manifests for a cluster."""
 
     form: Form = "manifests"

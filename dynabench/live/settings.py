@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from foundation.settings import Count, NotNegative, Positive, Settings
+from foundation.settings import CheckedSettings, Count, NotNegative, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SelftestConfig(Settings):
+class SelftestConfig(CheckedSettings):
     """Settings of the self-test's server."""
 
     requests: Count = 500

@@ -1,7 +1,7 @@
 """Flights in virtual time: what happens at routers, ranks and links goes in, and their effects are carried out there.
 
-The life of a request is in `serving.life.flight`; nothing about it is decided here. Of what happens at one instant, an
-effect that must not interrupt what the engine is doing gets its own turn on the clock.
+The life of a request is in `serving.life.flight`, which decides what follows; only facts are reported from here. Of what
+happens at one instant, an effect that must not interrupt what the engine is doing gets its own turn on the clock.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from dynabench.virtual.bypass import bypassing_slot
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.prompts import Prepared, Prompts
 from dynabench.virtual.rank import Rank, number_of
-from dynabench.virtual.rank_effects import RankEffects, able, missing_kv, note_answer, sequence_of
+from dynabench.virtual.rank_effects import RankEffects, able, generated_by, missing_kv, sequence_of
 from dynabench.virtual.routing import Routers, Routing
 from dynabench.virtual.stamps import Stamps
 from dynabench.virtual.transfers import Transfers
@@ -24,8 +24,6 @@ from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
 from serving.router import Prompt, RoutingDecision
 from serving.router.router import NoWorkersError
-
-NOBODY = "it waited at the router, but no worker became available"
 
 
 class Flights:
@@ -241,37 +239,29 @@ class Flights:
             for sequence in rank.sequences:
                 flight = self._of[number_of(sequence)]
                 if flight.decode is not None and flight.decode.call is sequence:  # it was not given up before
-                    self._note_answer(flight, sequence, rank)
+                    self._stamps.left(flight, sequence, self._clock.now)
+                    flight.has_said(generated_by(rank, sequence))
                     self._lose(flight, flight.decode)
         self.release()
-
-    def _note_answer(self, flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
-        """Note what a rank has generated that a request leaves; the token that it is computing does not count."""
-        self._stamps.left(flight, sequence, self._clock.now)
-        note_answer(flight, sequence, rank)
 
     def _lose(self, flight: Flight, leg: Leg) -> None:
         self.num_lost += leg.state == "sent" or leg is flight.leaving
         self.act(flight, flight.lost(leg, self._clock.now))
 
     def hand_over(self, rank: Rank) -> None:
-        """Move the requests of a leaving rank to others: with their KV, or from the start if they have not begun.
-
-        A request whose prompt is being computed, or whose KV has not arrived yet, follows once that is done.
-        """
+        """Let the requests of a leaving rank continue on others, if there are any; ask again as its prompts are computed."""
         if rank.prefills or not self._decode.ranks:
             return
         rank.is_handing_over = True
         rank.engine.advance(self._clock.now)
+        is_apart = self._routers.prefill is not None
         for sequence in rank.sequences:
-            flight = self._of[number_of(sequence)]
-            if sequence.decoding and sequence.first_token_s >= 0:
-                self._note_answer(flight, sequence, rank)
-                flight.payload = self._prompts.prepare(flight)
-                self.act(flight, flight.hand_over())
-            elif self._routers.prefill is None and not sequence.num_blocks and not sequence.is_remote_prefill:
-                self._note_answer(flight, sequence, rank)
-                self.act(flight, flight.restart(is_next=False))
+            flight, generated = self._of[number_of(sequence)], generated_by(rank, sequence)
+            is_answering = sequence.decoding and sequence.first_token_s >= 0
+            has_kv = is_apart or sequence.num_blocks > 0 or sequence.is_remote_prefill
+            if effects := flight.hand_over(generated, is_answering=is_answering, has_kv=has_kv):
+                self._stamps.left(flight, sequence, self._clock.now)
+                self.act(flight, effects)
 
     def release(self) -> None:
         """Release requests that wait at any router, after something has changed."""
@@ -288,13 +278,13 @@ class Flights:
         self._release_held("prefill", routing)
         if not routing.ranks:
             for number in routing.held:
-                self.act(self._of[number], self._of[number].restart())
+                self.act(self._of[number], self._of[number].deserted("prefill"))
 
     def give_up_held(self) -> bool:
         """Let those fail that wait at the router of ranks which answer, if there are none; return whether any did."""
         held = [] if self._decode.ranks else self._decode.held
         for number in held:
-            self.act(self._of[number], self._of[number].fail(NOBODY, "unavailable"))
+            self.act(self._of[number], self._of[number].deserted("decode"))
         return bool(held)
 
     def act(self, flight: Flight, effects: Effects) -> None:

@@ -143,6 +143,7 @@ class RankEffects:
             rank.end_load(sequence_of(leg), 0)
 
     def _keep(self, flight: Flight, keep: Keep) -> None:
+        flight.payload = self._prompts.prepare(flight)  # with the answer so far, for the rank that continues it
         self._rank_of(keep.leg).readers[flight.number] = None
 
     def _let_go(self, flight: Flight, let_go: LetGo) -> None:
@@ -173,13 +174,14 @@ def sequence_of(leg: Leg) -> EngineSequence:
     return leg.call
 
 
-def note_answer(flight: Flight, sequence: EngineSequence, rank: Rank) -> None:
-    """Tell a flight which tokens of its answer a rank has generated, before it continues elsewhere."""
+def generated_by(rank: Rank, sequence: EngineSequence) -> Generated | None:
+    """Return which tokens of an answer a rank has generated."""
     engine = rank.engine
     num_new = engine.num_known_tokens(sequence) - sequence.num_prompt
-    if num_new > 0 and sequence.first_token_s >= 0:
-        last_token_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
-        flight.has_said(Generated(num_new, sequence.first_token_s, last_token_s))
+    if num_new <= 0 or sequence.first_token_s < 0:
+        return None
+    last_token_s = sequence.waited_since_s if sequence.waited_since_s >= 0 else engine.known_until_s
+    return Generated(num_new, sequence.first_token_s, last_token_s)
 
 
 def missing_kv(flight: Flight) -> str:

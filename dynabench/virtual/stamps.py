@@ -48,7 +48,7 @@ class Stamps:
         """Record a part of an answer whose rank the request leaves; what the rank was to generate later does not count."""
         if self.log.second_token_s[flight.number] > time:
             self.log.second_token_s[flight.number] = math.nan
-        if flight.generated is None and sequence.first_token_s >= 0:
+        if sequence.first_token_s >= 0 and math.isnan(self.log.admitted_s[flight.number]):
             self._prompt_computed(flight.number, _computed(flight, sequence))
 
     def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
@@ -62,7 +62,7 @@ class Stamps:
         if generated is None:
             self._prompt_computed(number, computed)
         elif sequence.is_token_shipped and sequence.first_scheduled_s < 0:  # its last token came with its KV
-            rank.engine.log.add_gap(generated.last_token_s, end)
+            rank.engine.add_gap(generated.last_token_s, end)
         if not sequence.is_failed:  # the token that came with the KV may be all that was requested
             first_s = sequence.first_token_s if sequence.first_token_s >= 0 else end
             log.first_token_s[number] = first_s + self.answer_s

@@ -5,8 +5,8 @@ from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.tiers.config import HostMemory
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.offload.host_offload import HostOffload
 from mocker.vllm.offload.offload import Offload
-from mocker.vllm.offload.offloading import Offloading
 from mocker.vllm.retention import Retention
 
 
@@ -20,7 +20,7 @@ class Memory:
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = Offloading() if host is None else Offload(host, self.pool, config.block_size, outbox)
+        self.offload = Offload() if host is None else HostOffload(host, self.pool, config.block_size, outbox)
         self.retention = Retention(self.pool, has_fence=config.is_async and (config.is_kv_consumer or self.has_host))
         self.prefix_cache_stats = PrefixCacheStats()
         """How much of the prompts was found there."""

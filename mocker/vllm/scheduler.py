@@ -13,7 +13,7 @@ The parts, each with its own rule:
         ^                                                    |
         +---------------------- preempted -------------------+-- ends --> over
     `Loads`      KV comes from another engine or from host memory: blocks first, then a wait in `Queues.holding`
-    `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`Offload`)
+    `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`HostOffload`)
     `Offers`     prompts are fetched into host memory, and new KV is offered to it
 
 Transfers are not part of iterations: those from other engines that start are in the outbox; the driver reports when each

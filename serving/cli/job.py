@@ -11,7 +11,7 @@ from typing import Annotated
 from msgspec import Meta
 
 from foundation.identity import Identity, files_named
-from foundation.settings import Count, Settings, changed
+from foundation.settings import CheckedSettings, Count, changed
 from serving.cli.commands import engine_settings
 from serving.cli.ways import (
     BatchInput,
@@ -53,7 +53,7 @@ ALONE = "but this is one process; start a worker with in=dyn:// and a frontend w
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskConfig(Settings):
+class AskConfig(CheckedSettings):
     """Settings that only `dynamo-run` has."""
 
     role: Role = "aggregated"

@@ -6,14 +6,15 @@
 
     source first        Place and Send prefill; its KV is kept; Place and Send decode; has_blocks -> Transfer
     destination first   Place both, Send decode; has_blocks -> Send prefill; it ends -> Transfer, or chunk by chunk before
-    hand_over           a decode worker leaves: it keeps the KV; Place and Send decode; has_blocks -> Transfer
+    hand_over           a decode worker leaves: it keeps the KV; Place and Send decode; has_blocks -> Transfer;
+                        a request without KV goes back to `begin`
     every transfer      kv_arrived -> Deliver, LetGo
 
 Whatever goes wrong, `Life` decides what follows: to begin again, to wait for a worker, or to fail. All that a flight has
 at workers, at routers and on links is given back before that.
 
 Only the driver on a clock moves KV (`has_blocks` and what follows) and hands requests over. Only the one on sockets makes
-calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `has_begun`).
+calls, which may fail (`prefill_failed`), and may make both at once (`meets`, `is_answering`).
 
 A flight is the only record of a request's state. It has neither a clock nor callbacks: whoever drives it passes the time,
 carries out what is returned, in order, and reports what came of it, perhaps before going on with the rest.
@@ -54,6 +55,7 @@ from serving.life.life import Finished, Life, PlaceAgain, Refused
 from serving.life.terms import Generated, Terms
 
 GONE = "its worker is gone"
+DESERTED = "it waited at the router, but no worker became available"
 
 
 class Flight:
@@ -178,7 +180,11 @@ class Flight:
             return NOTHING
         return self.fail(self.waits_for, "unavailable")
 
-    def restart(self, *, is_next: bool = True) -> Effects:
+    def deserted(self, stage: Stage) -> Effects:
+        """Leave the router of a stage that has no worker left: begin again without prefill workers, fail without the others."""
+        return self._restart() if stage == "prefill" else self.fail(DESERTED, "unavailable")
+
+    def _restart(self, *, is_next: bool = True) -> Effects:
         """Begin again elsewhere, through no fault of a worker that had the request."""
         return (*self._given_up(), Begin(is_next))
 
@@ -284,9 +290,10 @@ class Flight:
 
     # The answer
 
-    def has_said(self, generated: Generated) -> None:
-        """Note what a worker generated before the request continues elsewhere."""
-        self.generated = generated if self.generated is None else self.generated.then(generated)
+    def has_said(self, generated: Generated | None) -> None:
+        """Note what a worker generated, if anything, before the request continues elsewhere."""
+        if generated is not None:
+            self.generated = generated if self.generated is None else self.generated.then(generated)
 
     def ended(self, now: float, message: str = "", kind: str = "", *, is_full: bool = False) -> Effects:
         """Continue after the end of the call to the decode worker.
@@ -315,7 +322,7 @@ class Flight:
         prefill, decode = self.prefill, self.decode
         assert prefill is not None
         prefill.state = "over"
-        if decode is not None and decode.has_begun:
+        if decode is not None and decode.is_answering:
             return RELEASE_PREFILL
         return self._after(message, kind, prefill, now, stage="prefill")
 
@@ -329,14 +336,25 @@ class Flight:
             leg.state = "gone"
             return self._cut_off()
         if leg is self.prefill and leg.state == "chosen":
-            return self.restart()
+            return self._restart()
         if leg.state not in ("sent", "kept"):
             return NOTHING
         stage: Stage = "prefill" if leg is self.prefill else "decode"
         return self._after(GONE, "lost", leg, now, stage=stage)
 
-    def hand_over(self) -> Effects:
-        """Continue on another worker that reads the KV of this one, which leaves."""
+    def hand_over(self, generated: Generated | None, *, is_answering: bool, has_kv: bool) -> Effects:
+        """Continue on another decode worker, if this one, which leaves, can part with the request; else it is asked again.
+
+        Args:
+            generated: what this worker has generated.
+            is_answering: whether it has begun the answer: the other one reads its KV.
+            has_kv: whether the request may have KV, here or at a prefill worker, or in between; else it begins again.
+        """
+        if has_kv and not is_answering:
+            return NOTHING
+        self.has_said(generated)
+        if not is_answering:
+            return self._restart(is_next=False)
         old = self.decode
         assert old is not None
         assert self.leaving is None
@@ -369,7 +387,7 @@ class Flight:
             return (*self.cancelled(), Answer(follows.reason))
         if isinstance(follows, Refused):
             return self.fail(follows.message, follows.kind, leg)
-        has_begun = self.num_generated or (self.decode is not None and self.decode.has_begun)
+        has_begun = self.num_generated or (self.decode is not None and self.decode.is_answering)
         if has_begun and not self.terms.can_continue:
             problem = "an answer with a constraint cannot continue elsewhere: the constraint would begin again"
             return self.fail(f"{message}; {problem}", kind, leg)

@@ -14,7 +14,7 @@ class Leg:
                                          +--its KV waits to be read--> kept --> expired, gone or over (it was read)
     """
 
-    __slots__ = ("call", "has_begun", "has_blocks", "is_moved", "only", "progress", "reads_kv", "slot", "state")
+    __slots__ = ("call", "has_blocks", "is_answering", "is_moved", "only", "progress", "reads_kv", "slot", "state")
 
     def __init__(self, only: int | None = None, *, reads_kv: bool = False, is_moved: bool = False) -> None:
         """Look for a worker.
@@ -32,8 +32,8 @@ class Leg:
         """The worker, by the number that its router knows, once one is chosen."""
         self.has_blocks = False
         """Whether it has blocks for that KV and waits for it."""
-        self.has_begun = False
-        """Whether it has produced a token: the prefill worker can no longer harm the answer. The driver says so."""
+        self.is_answering = False
+        """Whether it has produced a token: the prefill worker can no longer harm the answer. The driver on sockets sets it."""
         self.progress = (0, 0)
         """Tokens that are computed and blocks that are sent, where a prompt is sent chunk by chunk."""
         self.call: object = None

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from foundation.settings import Count, NotNegative, Settings, Share
+from foundation.settings import CheckedSettings, Count, NotNegative, Share
 from serving.router.tiers import PerTier
 
 
@@ -41,7 +41,7 @@ USUAL_FETCHES = PerTier(4.1e-6, 18.7e-6, 13.1e-6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterConfig(Settings):
+class RouterConfig(CheckedSettings):
     """Settings of a router."""
 
     kv_overlap_score_weight: NotNegative = 1.0

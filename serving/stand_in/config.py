@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Positive, Settings, Whole, check_settings
+from foundation.settings import CheckedSettings, Count, Positive, Whole, check_settings
 from serving.engines.mock.engine import AnswerConfig, EngineConfig, TimingConfig
 from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
 from serving.frontend.config import Port
@@ -25,7 +25,7 @@ FingerprintMode = Literal["full", "hash", "custom", "none"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TlsConfig(Settings):
+class TlsConfig(CheckedSettings):
     """The files with which the server proves who it is."""
 
     certificate: str
@@ -45,7 +45,7 @@ class TlsConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HttpConfig(Settings):
+class HttpConfig(CheckedSettings):
     """Settings of the server."""
 
     host: str = ""
@@ -172,7 +172,7 @@ class LoraModule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoraConfig(Settings):
+class LoraConfig(CheckedSettings):
     """Settings of adapters."""
 
     max_loras: Count = 1
@@ -189,7 +189,7 @@ class LoraConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KvEventsConfig(Settings):
+class KvEventsConfig(CheckedSettings):
     """Where KV events are published over ZeroMQ, as in vLLM's --kv-events-config."""
 
     endpoint: str = "tcp://*:5557"
@@ -228,7 +228,7 @@ class KvEventsConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RanksConfig(Settings):
+class RanksConfig(CheckedSettings):
     """Which data-parallel ranks run here; `EngineConfig.dp_size` says how many."""
 
     size: Count = 1
@@ -242,7 +242,7 @@ class RanksConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogConfig(Settings):
+class LogConfig(CheckedSettings):
     """What is logged."""
 
     stats_interval_s: Positive | None = 10.0

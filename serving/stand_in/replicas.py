@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from foundation.processes import num_cores
-from foundation.settings import Count, Settings
+from foundation.settings import CheckedSettings, Count
 from serving.model.errors import ModelError
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.stand_in.config import KvEventsConfig, StandInConfig
@@ -48,7 +48,7 @@ class ReplicaError(RuntimeUnavailableError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasConfig(Settings):
+class ReplicasConfig(CheckedSettings):
     """How many stand-ins there are, alike in all but where they are reached."""
 
     replicas: Annotated[int, Meta(ge=1, le=1024)] = 1

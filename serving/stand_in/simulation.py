@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from foundation.settings import NotNegative, Positive, Settings
+from foundation.settings import CheckedSettings, NotNegative, Positive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SimulationConfig(Settings):
+class SimulationConfig(CheckedSettings):
     """What takes the place of the GPUs."""
 
     gpu: str | None = None

@@ -24,7 +24,7 @@ def test_a_gap_that_a_driver_adds_is_not_prolonged_by_the_batch_that_goes_on():
         made.schedule(0.002 * number)
         made.complete()
         if number == 2:
-            made.log.add_gap(1.0, 8.0)
+            made.add_gap(1.0, 8.0)
     assert gaps(made.log) == [0.002, 0.002, 7.0, 0.002, 0.002]
 
 

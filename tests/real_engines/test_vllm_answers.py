@@ -15,7 +15,7 @@ from tests.stand_in.vllm_cases import CASES, CONTEXT, SERVERS
 
 pytestmark = pytest.mark.timeout(900)
 RECORD = bool(os.environ.get("DYNABENCH_RECORD"))
-ATTEMPTS = 5
+ATTEMPTS = 30
 """A server that is late sends several tokens in one event: the request is sent again then."""
 
 VARYING = ("response: streamed", "message: streamed")

@@ -9,8 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from serving.life import DisaggregationConfig
 from serving.life.effects import (
+    Abort,
     Answer,
+    Begin,
     Fail,
+    Keep,
     Place,
     Release,
     Send,
@@ -235,7 +238,7 @@ class World:
                 self.held.discard(leg) if leg is flight.prefill else None
                 self.act(flight.lost(leg, self.now))
         if not self.workers["prefill"] and "prefill" in self.waits_at:
-            self.act(flight.restart())
+            self.act(flight.deserted("prefill"))
 
 
 TERMS = st.builds(
@@ -301,7 +304,7 @@ class Fates(RuleBasedStateMachine):
     @precondition(lambda self: self.world.answers)
     @rule()
     def a_token_comes(self):
-        self.world.flight.decode.has_begun = True
+        self.world.flight.decode.is_answering = True
 
     @precondition(lambda self: self.world.answers)
     @rule(kind=st.sampled_from(["", *KINDS]))
@@ -309,14 +312,13 @@ class Fates(RuleBasedStateMachine):
         self.world.end_decode(kind)
 
     @precondition(lambda self: self.world.answers and not self.world.flight.leaving)
-    @rule(generated=st.integers(0, 3))
-    def its_worker_hands_it_over(self, generated):
+    @rule(generated=st.integers(0, 3), is_answering=st.booleans())
+    def its_worker_leaves(self, generated, is_answering):
         flight = self.world.flight
         self.world.workers["decode"].discard(flight.decode.slot)
         self.world.booked.pop("decode", None)  # its router has forgotten the worker
-        if generated:
-            flight.has_said(Generated(generated, 0.0, 1.0))
-        self.world.act(flight.hand_over())
+        said = Generated(generated, 0.0, 1.0) if generated else None
+        self.world.act(flight.hand_over(said, is_answering=is_answering, has_kv=flight.prefill is not None))
 
     @precondition(lambda self: self.world.due)
     @rule()
@@ -401,6 +403,36 @@ def test_patience_that_began_again_does_not_end_when_the_first_would_have():
     assert not world.is_over
     world.act(world.flight.patience_over(50.0))
     assert world.ends == [Fail("nobody is there", "unavailable")]
+
+
+def test_a_worker_that_leaves_keeps_what_it_has_begun_until_it_answers():
+    flight = Flight(0, Terms())
+    flight.begin(0.0)
+    flight.placed("decode", 3)
+    leg = flight.decode
+    assert flight.hand_over(None, is_answering=False, has_kv=True) == ()
+    said = Generated(1, 0.0, 1.0)
+    assert flight.hand_over(said, is_answering=True, has_kv=True) == (Abort(leg), Keep(leg), Place("decode"))
+    assert flight.num_generated == 1
+
+
+def test_a_request_that_has_no_kv_at_a_worker_that_leaves_begins_again_elsewhere():
+    flight = Flight(0, Terms())
+    flight.begin(0.0)
+    flight.placed("decode", 3)
+    leg = flight.decode
+    effects = flight.hand_over(None, is_answering=False, has_kv=False)
+    assert Abort(leg) in effects
+    assert effects[-1] == Begin(is_next=False)
+
+
+def test_a_request_does_without_prefill_workers_but_not_without_any():
+    flight = Flight(0, Terms())
+    flight.begin(0.0, has_prefill=True)
+    assert flight.deserted("prefill")[-1] == Begin()
+    flight.begin(0.0)
+    assert isinstance(flight.deserted("decode")[-1], Fail)
+    assert flight.is_over
 
 
 def test_a_plain_request_needs_three_inputs():

@@ -17,7 +17,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
 from mocker.vllm.core import VllmCore
-from mocker.vllm.offload.offloading import Offloading
+from mocker.vllm.offload.offload import Offload
 
 
 def verify(recording: Recording) -> Verdict:
@@ -120,7 +120,7 @@ class _Replay:
         facts |= self._copies(scheduler.offload, entry)
         return facts
 
-    def _copies(self, offload: Offloading, entry: Scheduled) -> Json:
+    def _copies(self, offload: Offload, entry: Scheduled) -> Json:
         """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
         work = offload.take_work()
         facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
@@ -139,7 +139,7 @@ class _Replay:
             facts["host_loads"][copy.number] = [sequence.id, hits, sequence.num_computed - hits, found]
         return facts | {"free_host_chunks": offload.host.num_chunks - offload.host.num_used}
 
-    def _chunk_names(self, offload: Offloading, copy: Copy) -> list[Hashable]:
+    def _chunk_names(self, offload: Offload, copy: Copy) -> list[Hashable]:
         chain = copy.sequence.chain
         return [offload.host.name(chain, chunk) for start, stop in copy.ranges for chunk in range(start, stop)]
 

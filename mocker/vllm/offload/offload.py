@@ -1,358 +1,94 @@
-"""How a scheduler keeps KV in host memory: it asks for the KV there, loads it, and offers new KV.
-
-    a prompt is admitted           `ask`: this many tokens are there; or ask again, as they are being written or read
-      ... and some are there       `load`: a copy to the GPU; the sequence waits for it in `holding`
-    the end of each `schedule`     `end_schedule`: chunks that its batch completes, and those of sequences that have ended
-                                   since, are offered; copies to the host start with the next step
-    a GPU block is taken again     while its copy is in progress, though its sequence has ended: the copy is flushed,
-                                   that is, it must end before the step runs
-    the driver reports             `end_copy`
-
-Copies are not part of iterations: `take_work` reports them to the driver.
-
-Behind host memory there may be tiers (`mocker/tiers/work.py`), for which the driver acts:
-
-    host memory lacks chunks of a prompt that is admitted    LookUp --> `end_look_up`; if there is room: Read --> `end_read`
-    a store has ended; or a load; or chunks are evicted      Write --> `end_write`, by the tier's policy
-
-A prompt must ask again until its reads have ended, and then finds them in host memory. It looks up once, and again only
-if host memory has lost the start of it meanwhile.
-
-Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
-"""
+"""What a scheduler asks of host memory, and the answers without any."""
 
 from collections.abc import Iterable
 
-from mocker.chain import BlockChain
-from mocker.contract import Outbox
-from mocker.position import NEVER
 from mocker.sequence import Sequence
-from mocker.tiers.chunk_cache import ChunkCache, Uses
-from mocker.tiers.config import HostMemory, TierName
-from mocker.tiers.copies import NO_WORK, Copy, Work
-from mocker.tiers.ranges import Range, overlap, split
-from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
-from mocker.vllm.block_pool import BlockPool
-from mocker.vllm.block_runs import BlockWatch
-from mocker.vllm.offload.offloading import Offloading
+from mocker.tiers.chunk_cache import ChunkCache
+from mocker.tiers.copies import NO_WORK, Work
+from mocker.tiers.work import Found, LookUp, Read, Write
 
 
-class State:
-    """The state of a sequence here."""
+class Offload:
+    """The scheduler's side of offloading. Without host memory nothing is found there, and nothing starts or ends."""
 
-    __slots__ = (
-        "copies",
-        "fetches",
-        "is_over",
-        "looked_up_from",
-        "num_offered",
-        "sources",
-        "uses",
-        "watch",
-    )
-
-    def __init__(self, sequence: Sequence) -> None:
-        self.uses = Uses()
-        self.fetches: dict[LookUp | Read, None] = {}
-        """The requests to tiers behind host memory for which it waits."""
-        self.looked_up_from = NEVER
-        """The first chunk of the last look-up; look up again if host memory has since lost chunks before it."""
-        self.sources: list[tuple[TierName, Range]] = []
-        """The tiers of the chunks that were not in host memory."""
-        self.num_offered = 0
-        """Chunks that were offered, or loaded."""
-        self.copies: dict[Copy, None] = {}
-        self.watch = BlockWatch(sequence)
-        """The watch over its blocks, once it has ended."""
-        self.is_over = False
-
-
-class Offload(Offloading):
-    """The scheduler's side of offloading to host memory."""
-
-    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox) -> None:
-        """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens."""
-        host = ChunkCache(
-            memory.num_chunks,
-            blocks_per_chunk=memory.blocks_per_chunk,
-            eviction_policy=memory.eviction_policy,
-            store_threshold=memory.store_threshold,
-        )
-        super().__init__(host)
-        self._pool = pool
-        self.is_prompt_only = memory.offload_prompt_only
-        self._size = memory.blocks_per_chunk * block_size
-        self._blocks_per_chunk = memory.blocks_per_chunk
-        self._states: dict[Sequence, State] = {}
-        self._copies: dict[int, Copy] = {}
-        self._num_copies = 0
-        self._tiers = memory.tiers
-        self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
-        self.writes_stores = any(tier.write_policy == "write_through" for tier in memory.tiers)
-        self._is_hasty = memory.prefetch_policy == "best_effort"
-        self._fetches: dict[LookUp | Read, None] = {}
-        self._outbox = outbox
-        if any(tier.write_policy == "write_back" for tier in memory.tiers):
-            self.host.evicted = []
-        self._num_over = 0  # sequences that are over while KV of theirs is copied
-        self._work = Work()
-
-    # What the scheduler calls
-
-    def ask(self, sequence: Sequence, num_computed: int) -> int | None:
-        """See `Offloading`."""
-        state, size, chain = self._states.get(sequence), self._size, sequence.chain
-        if state is not None and (state.copies or state.fetches):
-            self._hurry(state)
-            return None
-        start, limit = num_computed // size, sequence.num_known // size
-        if limit * size - num_computed < size:
-            return 0
-        stop, is_ready = self.host.find(chain, start, limit)
-        if self._tiers and stop < limit and (state is None or stop < state.looked_up_from):
-            self._look_up(sequence, stop, limit)
-            self._hurry(self._states[sequence])
-            return None
-        if not is_ready:
-            return None
-        num_found = stop * size - num_computed
-        if num_found < size:
-            return 0
-        return None if self.host.is_being_read(chain, start, stop) else num_found
-
-    def is_fetching(self, sequence: Sequence) -> bool:
-        """See `Offloading`."""
-        state = self._states.get(sequence)
-        if state is None or not state.fetches:
-            return False
-        return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
-
-    def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
-        """See `Offloading`."""
-        start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
-        state = self._state(sequence)
-        self.host.pin(sequence.chain, start, stop, state.uses)
-        state.num_offered = stop
-        copy = self._copy(sequence, state, [(start, stop)], is_store=False)
-        copy.num_local = num_computed
-        self._work.loads.append(copy)
-        if not sequence.num_preemptions:
-            self._note_sources(sequence, state, start, stop, num_computed)
-
-    def preempt(self, sequence: Sequence) -> None:
-        """See `Offloading`."""
-        state = self._states.get(sequence)
-        if state is not None:
-            self._work.flushed.update(state.copies)
-            state.looked_up_from = NEVER
-        self.refused.pop(sequence, None)
-
-    def end(self, sequence: Sequence, num_computed: int) -> None:
-        """See `Offloading`."""
-        if num_computed or sequence in self._states:
-            self._pool.watch(sequence, self._state(sequence).watch)
-            self.ended.append((sequence, num_computed))
+    def __init__(self, host: ChunkCache | None = None) -> None:
+        """Start with empty host memory, or without any."""
+        if host is None:
+            host = ChunkCache(0, blocks_per_chunk=1, eviction_policy="lru", store_threshold=0)
+        self.host = host
+        self.ended: list[tuple[Sequence, int]] = []
+        """Sequences that are over since the last `end_schedule`, with the tokens whose KV they leave."""
+        self.refused: dict[Sequence, None] = {}
+        """Running sequences whose chunks found no room; they are offered again in each step."""
+        self.num_refused = 0
+        """How often a sequence became one of these."""
+        self.is_prompt_only = False
+        """Whether only prompts are offered."""
+        self.prefetches = False
+        """Whether new prompts are fetched from tiers before it is their turn."""
+        self.writes_stores = False
+        """Whether a store that has ended is also written to a tier."""
 
     @property
     def is_quiet(self) -> bool:
-        """See `Offloading`."""
-        return not (self.refused or self.ended or self._pool.touched or self._num_over or self._work)
+        """Whether a step can change nothing except by what it computes."""
+        return True
 
     @property
     def is_copying(self) -> bool:
-        """See `Offloading`."""
-        return bool(self._copies or self._fetches)
+        """Whether any copy has not ended, or a sequence waits for a tier."""
+        return False
 
-    def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
-        """See `Offloading`."""
-        watches, self._pool.touched = self._pool.touched, []
-        for watch in watches:
-            for copy in self._states[watch.sequence].copies if watch.is_on else ():
-                self._flush_if_taken(copy, watch)
-        for sequence, num_tokens in offers:
-            self._offer(sequence, num_tokens)
-        ended, self.ended = self.ended, []
-        for sequence, num_tokens in ended:
-            offered = self._offer(sequence, num_tokens)
-            if offered is not None:
-                self._flush_if_taken(offered, self._states[sequence].watch)
-        for sequence, _ in ended:
-            state = self._states[sequence]
-            state.is_over = True
-            self._num_over += 1
-            self.host.finish(sequence.chain, state.uses)
-            self.refused.pop(sequence, None)
-            self._forget_if_done(sequence, state)
-        for watch in watches:
-            watch.taken = []
-        if self.host.evicted:
-            self._write_back(self.host.evicted)
-        return bool(self._work)
+    def ask(self, sequence: Sequence, num_computed: int) -> int | None:
+        """Return how many tokens after those computed here can be loaded, None if the caller must ask again."""
+        return 0
 
-    def take_work(self) -> Work:
-        """See `Offloading`."""
-        if not self._work:
-            return NO_WORK
-        work, self._work = self._work, Work()
-        return work
-
-    def end_copy(self, number: int) -> None:
-        """See `Offloading`."""
-        copy = self._copies.pop(number)
-        sequence, state = copy.sequence, self._states[copy.sequence]
-        if copy.is_store:
-            self.host.complete_store(sequence.chain, copy.ranges)
-        else:
-            for start, stop in copy.ranges:
-                self.host.unpin(sequence.chain, start, stop)
-        if self._tiers:
-            self._write(sequence, copy.ranges, "write_through" if copy.is_store else "write_through_selective")
-        del state.copies[copy]
-        self._forget_if_done(sequence, state)
-
-    # Tiers behind host memory
+    def is_fetching(self, sequence: Sequence) -> bool:
+        """Return whether it is useless to `ask` for a sequence until tiers behind host memory have done their work."""
+        return False
 
     def may_look_up(self, sequence: Sequence) -> bool:
-        """See `Offloading`."""
-        state = self._states.get(sequence)
-        return bool(self._tiers) and (state is None or state.looked_up_from > 0)
+        """Return whether a waiting sequence may still look up its chunks in tiers."""
+        return False
+
+    def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+        """Start to load this many tokens after those computed."""
+        raise NotImplementedError
 
     def prefetch(self, sequence: Sequence, num_computed: int) -> None:
-        """See `Offloading`."""
-        limit = sequence.num_known // self._size
-        stop, _ = self.host.find(sequence.chain, num_computed // self._size, limit)
-        if stop < limit:
-            self._look_up(sequence, stop, limit)
+        """Start to fetch the part of a new prompt that host memory lacks."""
+        raise NotImplementedError
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Flush the copies of a sequence that loses its blocks."""
+
+    def end(self, sequence: Sequence, num_computed: int) -> None:
+        """Record that a sequence is over that still has its blocks and leaves this many tokens' KV; watch these."""
+
+    def end_schedule(self, offers: Iterable[tuple[Sequence, int]]) -> bool:
+        """Offer the tokens that sequences have computed after the step just scheduled, and those of ended sequences.
+
+        Returns:
+            whether copies start or are flushed.
+        """
+        return False
+
+    def take_work(self) -> Work:
+        """Return the copies of the last `schedule`, once."""
+        return NO_WORK
+
+    def end_copy(self, number: int) -> None:
+        """Record that a copy is done."""
+        raise NotImplementedError
 
     def end_look_up(self, look_up: LookUp, found: list[Found]) -> None:
-        """See `Offloading`."""
-        del self._fetches[look_up]
-        sequence, state = look_up.sequence, self._states.get(look_up.sequence)
-        if state is None or look_up not in state.fetches:
-            return
-        del state.fetches[look_up]
-        start, stop = look_up.start, found[-1].stop if found else look_up.start
-        if stop == start or state.is_over:
-            return
-        head = 0
-        stop = min(stop, start + self.host.room(sequence.chain, head, stop))
-        ranges = self.host.offer(sequence.chain, start, stop, state.uses, head=head) if stop > start else None
-        for tier, tier_stop in found:
-            if here := overlap(ranges or (), start, tier_stop):
-                read = Read(tier, sequence, here)
-                state.sources += [(tier, chunks) for chunks in here]
-                self._fetches[read] = state.fetches[read] = None
-                self._outbox.tier_work.append(read)
-            start = tier_stop
-        if self.host.evicted:
-            self._write_back(self.host.evicted)
+        """Record which of the looked-up chunks tiers have, from the first on; make room for them, and read them."""
+        raise NotImplementedError
 
     def end_read(self, read: Read, num_chunks: int) -> None:
-        """See `Offloading`."""
-        del self._fetches[read]
-        chain = read.sequence.chain
-        come, lost = split(read.ranges, num_chunks)
-        self.host.complete_store(chain, come)
-        self.host.abandon(chain, lost)
-        state = self._states.get(read.sequence)
-        if state is not None:
-            state.fetches.pop(read, None)
+        """Record that this many first chunks of a read have arrived; the others could not be read."""
+        raise NotImplementedError
 
     def end_write(self, write: Write) -> None:
-        """See `Offloading`."""
-        if write.is_pinned:
-            for start, stop in write.ranges:
-                self.host.unpin(write.chain, start, stop, is_load=False)
-
-    def _look_up(self, sequence: Sequence, start: int, stop: int) -> None:
-        look_up, state = LookUp(sequence, start, stop), self._state(sequence)
-        state.looked_up_from = start
-        self._fetches[look_up] = state.fetches[look_up] = None
-        self._outbox.tier_work.append(look_up)
-
-    def _hurry(self, state: State) -> None:
-        """Report to the driver that a sequence's turn has come, if that ends its wait."""
-        if not self._is_hasty:
-            return
-        for fetch in state.fetches:
-            if not fetch.is_hurried:
-                fetch.is_hurried = True
-                self._outbox.tier_work.append(Hurry(fetch))
-
-    def _write(self, sequence: Sequence, ranges: list[Range], policy: str) -> None:
-        """Write chunks that are in host memory to the tiers with a policy."""
-        for tier in self._tiers:
-            if tier.write_policy == policy:
-                for start, stop in ranges:
-                    self.host.pin(sequence.chain, start, stop)
-                self._outbox.tier_work.append(Write(tier.name, sequence.chain, ranges, is_pinned=True))
-
-    def _write_back(self, evicted: list[tuple[BlockChain, int, int]]) -> None:
-        """Write chunks that left host memory to the tiers that keep those."""
-        for chain, start, stop in evicted:
-            for tier in self._tiers:
-                if tier.write_policy == "write_back":
-                    self._outbox.tier_work.append(Write(tier.name, chain, [(start, stop)], is_pinned=False))
-        evicted.clear()
-
-    # The steps of these
-
-    def _note_sources(self, sequence: Sequence, state: State, start: int, stop: int, num_local: int) -> None:
-        """Record from which tiers a sequence got the tokens of some of its chunks, after those on the GPU."""
-        tokens: dict[TierName, int] = {"disk": 0, "store": 0}
-        left = [(start, stop)]
-        for tier, (first, last) in reversed(state.sources):  # chunks lost and fetched again came from the later one
-            for low, high in overlap(left, first, last):
-                tokens[tier] += high * self._size - max(low * self._size, num_local)
-            left = overlap(left, start, first) + overlap(left, last, stop)
-        sequence.disk_tokens, sequence.store_tokens = tokens["disk"], tokens["store"]
-        sequence.host_tokens = max(stop * self._size - num_local, 0) - tokens["disk"] - tokens["store"]
-
-    def _state(self, sequence: Sequence) -> State:
-        state = self._states.get(sequence)
-        if state is None:
-            state = self._states[sequence] = State(sequence)
-        return state
-
-    def _forget_if_done(self, sequence: Sequence, state: State) -> None:
-        if state.is_over and not state.copies:
-            state.watch.is_on = False
-            self._num_over -= 1
-            del self._states[sequence]
-
-    def _copy(self, sequence: Sequence, state: State, ranges: list[Range], *, is_store: bool) -> Copy:
-        copy = Copy(self._num_copies, sequence, ranges, is_store=is_store)
-        self._num_copies += 1
-        self._copies[copy.number] = copy
-        state.copies[copy] = None
-        return copy
-
-    def _offer(self, sequence: Sequence, num_tokens: int) -> Copy | None:
-        """Offer the chunks of this many tokens that were not offered before; return the resulting copy, if any."""
-        if self.is_prompt_only:
-            num_tokens = min(num_tokens, sequence.num_prompt)
-        state, stop = self._state(sequence), num_tokens // self._size
-        if stop <= state.num_offered:
-            return None
-        ranges = self.host.offer(sequence.chain, state.num_offered, stop, state.uses)
-        if ranges is None:
-            self.num_refused += sequence not in self.refused
-            self.refused[sequence] = None
-            return None
-        self.refused.pop(sequence, None)
-        state.num_offered = stop
-        if not ranges:
-            return None
-        copy = self._copy(sequence, state, ranges, is_store=True)
-        self._work.stores.append(copy)
-        return copy
-
-    def _flush_if_taken(self, copy: Copy, watch: BlockWatch) -> None:
-        """Flush a copy to the host if a block that it reads was reused in this step."""
-        size = self._blocks_per_chunk
-        if copy.is_store and any(
-            start * size < taken_stop and taken_start < stop * size
-            for start, stop in copy.ranges
-            for taken_start, taken_stop in watch.taken
-        ):
-            self._work.flushed[copy] = None
+        """Record that a write has ended, whatever its result."""
+        raise NotImplementedError

@@ -135,8 +135,7 @@ def queues_of(engine: Engine, num_planned: int) -> Queues:
 
 def take_gaps(engine: Engine) -> Gaps:
     """Return the gaps between tokens since the last call."""
-    log = engine.take_log()
-    first, slope, curve, num_steps, num_tokens = np.array(log.rows).reshape(-1, 5).T
+    first, slope, curve, num_steps, num_tokens = np.array(engine.take_gaps()).reshape(-1, 5).T
     lengths = num_steps.astype(np.int64)
     row = np.repeat(np.arange(len(lengths)), lengths)
     step = np.arange(len(row)) - np.repeat(np.cumsum(lengths) - lengths, lengths)

@@ -130,7 +130,7 @@ class Attempts:
             if leg is not flight.decode:
                 continue  # it was given up, because its prefill failed
             if output.tokens or output.texts or output.finish_reason:
-                leg.has_begun = True
+                leg.is_answering = True
             elif end is None or not (reason := self._ended(call, end)):
                 continue
             else:

@@ -109,7 +109,7 @@ class WorkerCall:
         self.request = request
         self.sent_s = self.ended_s = 0.0
         """By the process's performance counter; 0 until then."""
-        self.has_begun = False
+        self.has_output = False
         """Whether the worker has sent any output."""
         self.times: dict[str, float] = {}
         """When things happened at the worker, as it reports, in seconds since it got the request."""
@@ -160,8 +160,8 @@ class WorkerCall:
         stream = self._stream
         assert stream is not None
         items = await stream.take()
-        if items and not self.has_begun:
-            self.has_begun = True
+        if items and not self.has_output:
+            self.has_output = True
             self._workers.on_first_token(self.placement)
         output.read(items, self.request.num_generated)
         if output.times:

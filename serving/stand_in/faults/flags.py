@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from foundation.settings import Settings
+from foundation.settings import CheckedSettings
 from serving.frontend.config import Port
 from serving.stand_in.faults.config import AdminConfig, FaultConfig
 from serving.stand_in.faults.words import read_faults
@@ -12,7 +12,7 @@ TOKEN = "DYNABENCH_ADMIN_TOKEN"  # noqa: S105 (the name of a variable)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FaultFlags(Settings):
+class FaultFlags(CheckedSettings):
     """What goes wrong on purpose."""
 
     fault: tuple[str, ...] = ()

@@ -16,7 +16,7 @@ from typing import Annotated
 from msgspec import Meta
 from xxhash import xxh3_64_intdigest
 
-from foundation.settings import Count, Settings, Share, Wait
+from foundation.settings import CheckedSettings, Count, Share, Wait
 
 UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
 TIME = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|m|h)")
@@ -29,7 +29,7 @@ def drawn(seed: int, purpose: str, key: str | int, place: int = 0) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times(Settings):
+class Times(CheckedSettings):
     """A time that is drawn each time."""
 
     low_s: Wait
@@ -63,7 +63,7 @@ class Times(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment(Settings):
+class Moment(CheckedSettings):
     """When something happens, counted from when it was asked for."""
 
     num_answers: Count | None = None
@@ -78,7 +78,7 @@ class Moment(Settings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stall(Settings):
+class Stall(CheckedSettings):
     """How often a stream stops, and for how long."""
 
     share: Annotated[float, Meta(ge=0, le=1)]
