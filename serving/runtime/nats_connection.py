@@ -102,8 +102,15 @@ class NatsConnection:
         except (TimeoutError, NatsError):
             pass  # nobody is there to receive it
         # Without a server, the client still tries to write what is pending to the connection that it had.
-        with contextlib.suppress(RuntimeError, OSError, NatsError):
-            await self.client.close()
+        try:
+            with contextlib.suppress(RuntimeError, OSError, NatsError):
+                await self.client.close()
+        except asyncio.CancelledError:
+            # The client cancels its own attempt to connect again, and if that waited for the old connection to close, so does
+            # the client, for what was cancelled with the attempt.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
 
     async def _connect(self, config: RuntimeConfig, credentials: dict[str, Any]) -> None:
         connecting = self.client.connect(

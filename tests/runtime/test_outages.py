@@ -287,6 +287,20 @@ def test_a_nats_server_that_hangs_is_noticed(monkeypatch, tmp_path):
         uvloop.run(main(nats))
 
 
+def test_hanging_up_is_not_cancelled_with_an_attempt_to_connect_again(tmp_path):
+    """Whoever is cancelled while waiting for a connection to close takes along what all others wait for."""
+
+    async def main(nats):
+        config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
+        async with await DistributedRuntime.connect(config) as one:
+            attempt = asyncio.create_task(one.requests.connection.client._transport.wait_closed())
+            await asyncio.sleep(0)
+            attempt.cancel()
+
+    with Nats() as nats:
+        uvloop.run(main(nats))
+
+
 def test_kv_events_of_any_size_come_through_nats_and_are_followed_by_others(tmp_path):
     async def main(nats):
         config = RuntimeConfig(etcd_endpoints="", nats_server=nats.url, discovery_dir=str(tmp_path / "d"))
