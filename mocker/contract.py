@@ -26,7 +26,7 @@ Pause = Literal["new", "all"]
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 
-class NeverAdmittedError(RuntimeError):
+class NeverAdmittedError(Exception):
     """Sequences wait, nothing runs, and the first can never be admitted."""
 
     def __init__(self, sequence: Sequence, reason: str) -> None:

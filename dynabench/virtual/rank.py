@@ -252,7 +252,8 @@ class Rank:
             return
         step = self.schedule(self._clock.now, NO_LIMIT)
         if step is not None:
-            self.tell_second_tokens()
+            if self._has_first_token:
+                self.tell_second_tokens()
             self._wake_at = step.end
             self._clock.at(step.end, COMPLETION, self._complete)
 
