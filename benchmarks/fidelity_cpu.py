@@ -12,8 +12,6 @@ import json
 import os
 from pathlib import Path
 
-from rich.console import Console
-
 from dynabench.arm import ClientConfig, Settings
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import (
@@ -27,6 +25,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.calibrate import run_calibration
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig
 from dynabench.fidelity.validate import run_validation
+from dynabench.terminal import Terminal
 from foundation.files import new_file
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -119,7 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # one core per engine, as for two workers
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-    folder, console = options.folder, Console(width=100)
+    folder, console = options.folder, Terminal(width=100)
     folder.mkdir(parents=True, exist_ok=True)
     model = str(make_model(folder))
     for workers in (1, 2):
