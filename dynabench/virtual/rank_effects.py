@@ -91,7 +91,8 @@ class RankEffects:
             return
         leg = flight.decode
         assert leg is not None
-        rank, sequence = self._rank_of(leg), sequence_of(leg)
+        assert leg.slot is not None
+        rank, sequence = self._ranks[leg.slot], sequence_of(leg)
         try:
             rank.add(sequence)
         except ValueError as error:

@@ -57,7 +57,8 @@ class Stamps:
         log.worker[number] = rank.number
         log.finish_reason[number] = sequence.finish_reason
         log.preemptions[number] = sequence.num_preemptions
-        if (computed := _computed(flight, sequence)) is not sequence:
+        computed = sequence if flight.prefill is None else _computed(flight, sequence)
+        if computed is not sequence:
             log.preemptions[number] += computed.num_preemptions
         if generated is None:
             self._prompt_computed(number, computed)
