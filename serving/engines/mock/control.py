@@ -77,7 +77,7 @@ class Control:
         live.abort()
 
     def fail(self, live: Live, reason: str) -> None:
-        """End a request that would wait for ever, and keep all others waiting."""
+        """End a request that can never start, and holds up all others."""
         self._give_up(live, is_asked=False)
         live.stream.end(reason, "engine")
 
