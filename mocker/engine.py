@@ -372,6 +372,14 @@ class Engine:
         if self.step is not None:
             self._accounts.advance(self.step, now)
 
+    @property
+    def may_evict(self) -> bool:
+        """Whether the step in flight may evict cached blocks, from the GPU or from host memory, before its last iteration."""
+        step = self.step
+        if step is None or step.num_iterations == 1:
+            return False
+        return self._has_host or self._core.may_evict(step.num_iterations)
+
     def split_log(self, now: float) -> int:
         """Account for the iterations that have ended, and return the number of rows in the log of gaps."""
         self.advance(now)

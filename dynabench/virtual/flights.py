@@ -23,7 +23,7 @@ from serving.life.flight import Flight
 from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
 from serving.router import Prompt, RoutingDecision
-from serving.router.router import NoWorkersError
+from serving.router.decision import NoWorkersError
 
 
 class Flights:

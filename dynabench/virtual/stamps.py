@@ -35,8 +35,8 @@ class Stamps:
         """Record what a router knew when it placed a request."""
         log = self.log
         log.predicted_tokens[number] = decision.overlap_blocks * self._block_size
-        if decision.overlaps:
-            log.best_tokens[number] = max(decision.overlaps) * self._block_size
+        if decision.best_blocks is not None:
+            log.best_tokens[number] = decision.best_blocks * self._block_size
         log.queue_depth[number] = router.load(decision.slot).num_requests - 1
 
     def second_token(self, number: int, time: float) -> None:
