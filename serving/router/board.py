@@ -15,8 +15,8 @@ from typing import Any
 from serving.router.blocks import PromptBlocks
 from serving.router.books import RankBooks
 
-MANY_RANKS = 48
-"""From this many ranks on, arrays are faster than one rank after another."""
+MANY_RANKS = 32 if __file__.endswith(".py") else 128
+"""From this many ranks on, arrays are faster than one rank after another, which compiled code does faster."""
 
 Column = Any
 """An array with a number for each rank; 0 stands for an array of zeros."""

@@ -76,6 +76,7 @@ class Candidates:
         "_weights",
         "block_size",
         "now",
+        "num_held_blocks",
         "prompt",
         "slots",
     )
@@ -109,6 +110,8 @@ class Candidates:
         self.slots = slots
         self.prompt = prompt
         self.block_size = block_size
+        self.num_held_blocks = prompt.blocks.num_blocks + prompt.has_tail(block_size)
+        """R, as the request holds them: its full blocks, and one for what is left."""
         self.now = now
         self._columns = books if isinstance(books, Columns) else None
         self._books = books.books if isinstance(books, Columns) else books
@@ -126,19 +129,16 @@ class Candidates:
             costs = cost(self, self._columns, self._cached_columns(self._columns))
             column: Sequence[float] = costs if costs.base is None else costs.copy()  # the books themselves change
             return column
-        if self._beyond is not None:
-            return [cost(self, book, self.cached(slot)) for slot, book in zip(self.slots, self._books, strict=True)]
-        on_gpu = self._on_gpu
-        return [
-            cost(self, book, Cached(blocks, blocks) if (blocks := on_gpu.get(slot, 0)) else UNCACHED)
-            for slot, book in zip(self.slots, self._books, strict=True)
-        ]
+        if not (self._on_gpu or self._beyond):
+            return [cost(self, book, UNCACHED) for book in self._books]
+        cached = self.cached
+        return [cost(self, book, cached(slot)) for slot, book in zip(self.slots, self._books, strict=True)]
 
     def cached(self, slot: int) -> Cached:
         """Return what a rank has of the prompt."""
         on_gpu = self._on_gpu.get(slot, 0)
         if self._beyond is None:
-            return Cached(on_gpu, on_gpu)
+            return Cached(on_gpu, on_gpu) if on_gpu else UNCACHED
         beyond = self._beyond.get(slot, NOTHING)
         return Cached(on_gpu, on_gpu + beyond.times(self._weights), beyond)
 
@@ -221,15 +221,10 @@ class Candidates:
         return [self.block_size * self._beyond.get(slot, NOTHING).times(token_s) for slot in self.slots]
 
     @property
-    def num_held_blocks(self) -> int:
-        """R, as the request holds them: its full blocks, and one for what is left."""
-        return self.prompt.blocks.num_blocks + self.prompt.has_tail(self.block_size)
-
-    @property
     def decode_blocks(self) -> list[int]:
         """A + R - a: blocks of requests in flight, this one's included."""
-        blocks, total = self.prompt.blocks, self.num_held_blocks
-        return [book.decode_blocks + total - book.num_active_blocks(blocks) for book in self._books]
+        blocks, held = self.prompt.blocks, self.num_held_blocks
+        return [book.decode_blocks + held - book.num_active_blocks(blocks) for book in self._books]
 
     @property
     def num_requests(self) -> list[int]:
