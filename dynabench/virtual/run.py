@@ -24,8 +24,8 @@ from reports.record.records import Floats, Record, Requests
 from serving.router import Mode
 from workloads import Workload
 from workloads.pacing import LoadConfig
-from workloads.request import select
 from workloads.reuse import reuse_of
+from workloads.workload import select
 
 HOSTLESS = ("polynomial", "constant", "table")
 """Step times that do not separate the host's work from the GPU's."""
@@ -184,23 +184,21 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
     log, intended_s = cluster.log, np.array(cluster.log.intended_s)
     num_arrived = int(np.flatnonzero(~np.isnan(intended_s)).max(initial=-1)) + 1  # after an interrupt, perhaps not all
     workload = replace(workload, requests=workload.requests[:num_arrived])
-    rows = slice(num_arrived)
-    isl = np.array([request.input_length for request in workload.requests], np.int32)
-    planned = np.array([request.output_length for request in workload.requests], np.int32)
+    rows, columns = slice(num_arrived), workload.columns
     ranks = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in cluster.engines])
     requests = log.finish(
         rows,
         sent_s=intended_s[rows],
         first_byte_s=np.array(log.first_token_s[rows]),
         done_s=np.array(log.last_token_s[rows]),
-        isl=isl,
-        osl=planned,
-        planned_isl=isl,
-        planned_osl=planned,
-        priority=[request.priority for request in workload.requests],
+        isl=columns.input_length,
+        osl=columns.output_length,
+        planned_isl=columns.input_length,
+        planned_osl=columns.output_length,
+        priority=np.array(columns.values("priority"), np.int32),
         first_chunk_tokens=np.ones(num_arrived, np.int32),
         endless_tokens=_endless_tokens(cluster, workload),
-        is_measured=[load.is_measured(time) for time in intended_s[rows].tolist()],
+        is_measured=load.are_measured(intended_s[rows]),
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
