@@ -95,7 +95,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
     waits_s = requests.first_token_s - requests.sent_s
     if any(overhead) and waits_s.filled(0).sum() > 0:  # not if none was answered, nor if steps take no time
         delays_s = cluster.arrivals.delays_s + cluster.flights.rank_effects.pauses_s
-        outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
+        outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.noted("intended_s"))) + overhead.answer_s
         facts["overhead_share"] = outside / float(waits_s.mean())
     return Record(
         run.arm.name,
@@ -181,7 +181,8 @@ def _look(
 
 def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Requests:
     """Return the records of the requests that have ended."""
-    log, intended_s = cluster.log, np.array(cluster.log.intended_s)
+    log = cluster.log
+    intended_s: Floats = log.noted("intended_s")
     num_arrived = int(np.flatnonzero(~np.isnan(intended_s)).max(initial=-1)) + 1  # after an interrupt, perhaps not all
     workload = replace(workload, requests=workload.requests[:num_arrived])
     rows, columns = slice(num_arrived), workload.columns
@@ -189,8 +190,8 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
     requests = log.finish(
         rows,
         sent_s=intended_s[rows],
-        first_byte_s=np.array(log.first_token_s[rows]),
-        done_s=np.array(log.last_token_s[rows]),
+        first_byte_s=log.noted("first_token_s")[rows],
+        done_s=log.noted("last_token_s")[rows],
         isl=columns.input_length,
         osl=columns.output_length,
         planned_isl=columns.input_length,

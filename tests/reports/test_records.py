@@ -8,10 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reports.record.records import COLUMNS, Record, RequestLog, Requests, from_table, to_table
+from reports.record.records import COLUMNS, Record, RequestLog, Requests
+from reports.record.table import from_columns, to_table
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reading-a-report.md"
 TYPES = {np.int32: "int32", np.float64: "float64", np.bool_: "bool", np.object_: "text"}
+
+
+def from_table(table, num_runs):
+    return from_columns(table.column_names, table.column, num_runs)
 
 
 def two(**columns):

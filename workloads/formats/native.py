@@ -39,12 +39,15 @@ class Header(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
     """Write a workload so that `_read` returns an equal one."""
-    encode = msgspec.json.Encoder().encode
+    from workloads.columns import CHUNK
+
+    encoder = msgspec.json.Encoder()
     file.write(
-        encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes, workload.knows_prefixes)) + b"\n"
+        encoder.encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes, workload.knows_prefixes))
+        + b"\n"
     )
-    for request in workload:
-        file.write(encode(request) + b"\n")
+    for start in range(0, len(workload), CHUNK):
+        file.write(encoder.encode_lines(workload.requests[start : start + CHUNK]))
 
 
 def block_size(path: Path) -> int:
