@@ -372,12 +372,6 @@ class Engine:
         if self.step is not None:
             self._accounts.advance(self.step, now)
 
-    def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return the number of rows in the log of gaps."""
-        self.advance(now)
-        self.log.split()
-        return len(self.log.starts_s)
-
     def take_gaps(self) -> "array[float]":
         """Return the rows of the gaps between tokens so far, and begin a new log."""
         return self.log.take()

@@ -19,7 +19,7 @@ from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
-from reports.figures.metrics import spread
+from reports.figures.gap_bins import GAP_ERROR
 from reports.record.records import Floats, Record, Requests
 from serving.router import Mode
 from workloads import Workload
@@ -77,9 +77,11 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
         is_complete = False
     wall_s = time.perf_counter() - started
     requests = _requests(cluster, workload, run.settings.load)
-    gaps, gap_starts_s = _gaps(cluster)
+    gaps, gap_starts_s = cluster.gaps.rows()
     overhead = cluster.overhead
     facts: dict[str, float] = {}
+    if cluster.gaps.is_binned:
+        facts["gap_error"] = GAP_ERROR
     if _is_sync_free(run.deployment):
         facts["without_host_time"] = 1.0
     if _has_unused_model(run.deployment):
@@ -218,13 +220,3 @@ def _endless_tokens(cluster: Cluster, workload: Workload) -> npt.NDArray[np.int6
     found = np.zeros(len(workload), np.int64)
     found[numbers] = reuse_of(served, cluster.block_size).endless_hits()
     return found
-
-
-def _gaps(cluster: Cluster) -> tuple[Floats, Floats]:
-    """Return the gaps between tokens after the warm-up, with each engine's noise, and when each row began (s)."""
-    rows, starts_s = [], []
-    for rank, first, engine in zip(cluster.ranks, cluster.first_gap_rows, cluster.engines, strict=True):
-        log = rank.engine.log
-        rows.append(spread(np.array(log.rows).reshape(-1, 5)[first:], engine.noise))
-        starts_s.append(np.repeat(np.array(log.starts_s)[first:], max(len(engine.noise), 1)))
-    return np.concatenate(rows), np.concatenate(starts_s)

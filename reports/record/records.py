@@ -159,6 +159,8 @@ class Requests:
     @classmethod
     def concatenate(cls, parts: "Sequence[Requests]") -> Self:
         """Join the rows of several records."""
+        if len(parts) == 1:
+            return cls(**{name: getattr(parts[0], name) for name in COLUMNS})
         joined: dict[str, Any] = {}
         for name in COLUMNS:
             joined[name] = np.ma.concatenate([getattr(part, name) for part in parts])  # type: ignore[no-untyped-call]
@@ -169,6 +171,8 @@ class Requests:
 
     def __getitem__(self, rows: Any) -> Self:
         """Return some rows, selected by a mask, numbers or a slice."""
+        if isinstance(rows, np.ndarray) and rows.dtype == bool and rows.all():
+            return self
         return type(self)(**{name: getattr(self, name)[rows] for name in COLUMNS})
 
     def replace(self, **columns: Any) -> Self:
@@ -185,11 +189,9 @@ class Requests:
     @property
     def succeeded(self) -> Flags:
         """Which requests did not fail."""
-        return (
-            np.asarray(self.error == "", bool)
-            if self.error[:1].any() or self.error.strides[0]
-            else _repeated(True, len(self), bool)
-        )
+        if self.error.strides == (0,):  # equal texts are compared once
+            return np.full(len(self), not len(self) or self.error[0] == "")
+        return np.asarray(self.error == "", bool)
 
     @property
     def failure(self) -> tuple[str, ...]:
