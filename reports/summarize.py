@@ -21,7 +21,7 @@ from reports.figures.statistics import (
     blocks_of,
     mean_interval,
     paired_difference,
-    quantile_interval,
+    quantile_intervals,
 )
 from reports.figures.tier_sizes import bases
 from reports.figures.tiers import Hits, Saving
@@ -255,11 +255,10 @@ def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
 def _intervals(values: Floats, blocks: Blocks) -> Intervals:
     """Return the 95% intervals of mean and percentiles for which there are enough samples."""
     known = int((~np.isnan(values)).sum())
-
-    def at(p: int) -> tuple[float, float] | None:
-        return quantile_interval(values, blocks, p / 100) if known >= metrics.LEAST_SAMPLES[p] else None
-
-    return Intervals(mean=mean_interval(values, blocks), p50=at(50), p90=at(90), p99=at(99))
+    wanted = [p for p in (50, 90, 99) if known >= metrics.LEAST_SAMPLES[p]]
+    found = quantile_intervals(values, blocks, [p / 100 for p in wanted])
+    at = dict(zip(wanted, found, strict=True))
+    return Intervals(mean=mean_interval(values, blocks), p50=at.get(50), p90=at.get(90), p99=at.get(99))
 
 
 def _preemptions(repeats: list[Record]) -> int | None:

@@ -145,8 +145,10 @@ def ttft_bound(prompts: PromptHits, engine: SimulatedEngine, tiers: Sequence[Tie
     The best hit is the longest prefix that any earlier request had, in one unlimited cache; at least one token is
     computed. With tiers, the bound also accounts for their sizes, for all prompts together.
     """
-    lengths, uncached = prompts.lengths[prompts.is_counted].tolist(), prompts.uncached[prompts.is_counted].tolist()
-    times = [prefill_s(engine, length, length - num) for length, num in zip(lengths, uncached, strict=True)]
+    lengths, cached = (each[prompts.is_counted] for each in (prompts.lengths, prompts.lengths - prompts.uncached))
+    above = int(cached.max()) + 1
+    kinds, kind = np.unique(lengths * above + cached, return_inverse=True)  # many prompts are alike
+    times: list[float] = np.array([prefill_s(engine, *divmod(each, above)) for each in kinds.tolist()])[kind].tolist()
     return (sum(times) + (_capacity_s(prompts, engine, tiers) if tiers else 0.0)) / len(times)
 
 
