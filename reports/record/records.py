@@ -175,6 +175,10 @@ class Requests:
             return self
         return type(self)(**{name: getattr(self, name)[rows] for name in COLUMNS})
 
+    def __reduce__(self) -> Any:
+        """Travel between processes without a value for each row where all are equal."""
+        return _unpacked, (type(self), len(self), {name: _packed(getattr(self, name)) for name in COLUMNS})
+
     def replace(self, **columns: Any) -> Self:
         """Return the same requests with other columns, passed as to `of`."""
         return replace(self, **{name: COLUMNS[name].array(values, len(self)) for name, values in columns.items()})
@@ -197,6 +201,26 @@ class Requests:
     def failure(self) -> tuple[str, ...]:
         """A note if every request failed."""
         return (f"every request failed, the first with: {self.error[0]}",) if all(self.error) and len(self) else ()
+
+
+def _packed(values: Any) -> tuple[Any, Any]:
+    """Return a column's values and what is unknown (None: it cannot be), each one value if all are equal."""
+    unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    shown, hidden = (
+        each[:1].copy() if each is not None and each.strides == (0,) else each
+        for each in (np.ma.getdata(values), unknown)
+    )
+    return shown, hidden
+
+
+def _unpacked(kind: type[Requests], count: int, packed: dict[str, tuple[Any, Any]]) -> Requests:
+    def column(values: Any, unknown: Any) -> Any:
+        values = np.broadcast_to(values, count) if len(values) < count else values
+        if unknown is None:
+            return values
+        return np.ma.MaskedArray(values, np.broadcast_to(unknown, count) if len(unknown) < count else unknown)
+
+    return kind(**{name: column(*each) for name, each in packed.items()})
 
 
 def _columns() -> dict[str, Column]:

@@ -65,6 +65,15 @@ def test_a_record_travels_between_processes():
     assert made.worker.tolist() == [None, 3]
 
 
+def test_a_column_of_equal_rows_takes_and_travels_as_one_value():
+    made = Requests.of(intended_s=np.arange(1e5), isl=np.full(100_000, 7))
+    assert len(pickle.dumps(made)) < 13 * 100_000, "8 bytes for the time, and 4 for the number"
+    again = pickle.loads(pickle.dumps(made))
+    for each in (made, again):
+        assert each.isl.strides == each.worker.strides == each.worker.mask.strides == each.error.strides == (0,)
+        assert (each.isl[99_999], each.worker[5], each.succeeded.all()) == (7, np.ma.masked, True)
+
+
 def test_a_log_is_written_by_number_and_what_is_never_written_is_unknown():
     log = RequestLog(3)
     log.intended_s[0] = log.intended_s[2] = 0.5
