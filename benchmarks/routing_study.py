@@ -39,7 +39,7 @@ from serving.engines.mock.costs import step_costs_of
 from serving.router import ROUTER_MODES, RouterConfig, StepCosts
 from workloads import Request, Workload, formats
 from workloads.merge import merge_workloads
-from workloads.request import select
+from workloads.workload import select
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
 

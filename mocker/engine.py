@@ -380,12 +380,6 @@ class Engine:
             return False
         return self._has_host or self._core.may_evict(step.num_iterations)
 
-    def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return the number of rows in the log of gaps."""
-        self.advance(now)
-        self.log.split()
-        return len(self.log.starts_s)
-
     def take_gaps(self) -> "array[float]":
         """Return the rows of the gaps between tokens so far, and begin a new log."""
         return self.log.take()

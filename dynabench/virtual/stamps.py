@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from dynabench.virtual.gaps import REQUESTS_PER_LOOK, Gaps
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.tiers import SourceColumns
 from mocker import Sequence as EngineSequence
@@ -23,8 +24,10 @@ class Stamps:
         is_apart: bool,
         block_size: int,
         answer_s: float,
+        gaps: Gaps,
     ) -> None:
         self.log = log
+        self._gaps = gaps
         self.answer_s = answer_s
         """Time from the end of a step to the client (s)."""
         self._sources = SourceColumns(engines, log)
@@ -54,6 +57,8 @@ class Stamps:
     def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
         """Record an answer that is complete, or that has broken off; if several ranks generated it, as if one had."""
         log, number, generated = self.log, flight.number, flight.generated
+        if number % REQUESTS_PER_LOOK == 0:
+            self._gaps.look()
         log.worker[number] = rank.number
         log.finish_reason[number] = sequence.finish_reason
         log.preemptions[number] = sequence.num_preemptions

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from reports.figures.conditions import METRICS, Condition
-from reports.figures.metrics import LEAST_SAMPLES, Goodput, Statistics, TokenGaps, per_request
+from reports.figures.metrics import LEAST_SAMPLES, Goodput, Statistics, TokenGaps, of_each
 from reports.figures.statistics import TAIL, half_interval
 from reports.record.records import Record
 
@@ -96,7 +96,7 @@ class Exceeding:
         if limit.metric == "itl":
             gaps = TokenGaps(np.concatenate([run.gaps for run in runs]))
             return cls(gaps.count - round(float(gaps.counts_below(np.array([limit.value]))[0])), gaps.count)
-        values = np.concatenate([per_request(run.requests)[METRICS[limit.metric]] for run in runs])
+        values = np.concatenate([of_each(run.requests, METRICS[limit.metric]) for run in runs])
         failed = sum(int((~run.requests.succeeded).sum()) for run in runs)
         return cls(int((values > limit.value).sum()) + failed, int((~np.isnan(values)).sum()) + failed)
 

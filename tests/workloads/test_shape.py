@@ -5,7 +5,7 @@ import pytest
 
 from workloads import Request, Workload, WorkloadError
 from workloads.describe import describe_workload
-from workloads.request import select
+from workloads.workload import select
 from workloads.shape import ShapeConfig, scale_lengths, shape
 
 
