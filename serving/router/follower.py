@@ -114,8 +114,7 @@ class KvFollower:
                 case BlocksStored(hashes, _, medium):
                     index.tiers.store(slot, medium, hashes, 0, len(hashes), 1)
                 case BlocksRemoved(hashes, "GPU"):
-                    for block in hashes:
-                        index.remove(slot, [block])
+                    index.evict(slot, hashes)
                 case BlocksRemoved(hashes, medium):
                     index.tiers.remove(slot, medium, hashes, 0, len(hashes), 1)
                 case BlocksCleared(None):
