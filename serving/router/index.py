@@ -148,31 +148,26 @@ class PrefixIndex:
             self._split(before, (start - before.start) // blocks_per_id)
         if before is None or before.children:
             run = Run(start, before, ids, blocks_per_id)
-            if before is not None:
-                before.children[run] = None
         else:
             run = before
             run.ids += ids
-        runs = self._runs
-        for id in ids:
-            runs[id] = run
+        self._runs.update(dict.fromkeys(ids, run))
         self._reach(run, slot, stop)
 
     def _split(self, run: Run, num_ids: int) -> None:
         """Leave a run only its first ids, and move the others into a child."""
+        behind, run.children = run.children, None
         tail = Run(run.start + num_ids * run.blocks_per_id, run, run.ids[num_ids:], run.blocks_per_id)
+        tail.children = behind
+        for child in behind or ():
+            child.parent = tail
         del run.ids[num_ids:]
         for slot, depth in run.depths.items():
             if depth > tail.start:
                 tail.depths[slot] = depth
         for slot in tail.depths:
             run.depths[slot] = tail.start
-        tail.children = run.children
-        for child in tail.children:
-            child.parent = tail
-        run.children = {tail: None}
-        for id in tail.ids:
-            self._runs[id] = tail
+        self._runs.update(dict.fromkeys(tail.ids, tail))
 
     def _reach(self, run: Run, slot: int, depth: int) -> None:
         """Note how far a rank has come in a run."""
@@ -262,9 +257,9 @@ class PrefixIndex:
 
     def _cut(self, run: Run, slot: int) -> None:
         """Forget what a rank has behind a run."""
-        behind = [child for child in run.children if slot in child.depths]
+        behind = [child for child in run.children or () if slot in child.depths]
         for each in behind:  # grows while it is read: parents come before their children
-            behind += [child for child in each.children if slot in child.depths]
+            behind += [child for child in each.children or () if slot in child.depths]
         while behind:
             each = behind.pop()
             del each.depths[slot]
@@ -277,10 +272,11 @@ class PrefixIndex:
         deepest = max(run.depths.values(), default=run.start)
         num_ids = -(-(deepest - run.start) // run.blocks_per_id)
         for id in run.ids[num_ids:]:
-            self._runs.pop(id, None)
+            if id in self._runs:  # unless it was reported with another prefix, too
+                del self._runs[id]
         del run.ids[num_ids:]
-        if not num_ids and run.parent is not None:
-            del run.parent.children[run]
+        if not num_ids:
+            run.leave()
 
     def drop(self, slot: int) -> None:
         """Forget a rank."""

@@ -18,12 +18,21 @@ class Run:
         self.blocks_per_id = blocks_per_id
         self.depths: dict[int, int] = {}
         """Slot of a rank -> leading blocks of a prompt that it has, if any of them are in the run."""
-        self.children: dict[Run, None] = {}
+        self.children: dict[Run, None] | None = None
+        if parent is not None:
+            if parent.children is None:
+                parent.children = {}
+            parent.children[self] = None
 
     @property
     def end(self) -> int:
         """Blocks of a prompt up to the end of the run."""
         return self.start + len(self.ids) * self.blocks_per_id
+
+    def leave(self) -> None:
+        """Leave the tree."""
+        if self.parent is not None and self.parent.children is not None:
+            del self.parent.children[self]
 
     def num_alike(self, at: int, ids: Ids, place: int, stop: int) -> int:
         """Count the ids from index `at` on that a prompt has, too, from `place` on; a common id means a common start."""

@@ -21,6 +21,9 @@ CHANNELS = "v1/event_channels/"
 HIGH_WATER = 10_000
 """Messages kept for a slow subscriber; beyond that it misses some, and asks the publisher for them."""
 
+MAX_AT_ONCE = 64
+"""Messages read before others get a turn, however many wait."""
+
 HANDSHAKE_MS = 5000
 MAX_SUBSCRIPTION_BYTES = 1 << 16
 MAX_MESSAGE_BYTES = 64 << 20
@@ -113,11 +116,19 @@ class ZeroMqPlane:
         stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
         topic, hear = subject.encode(), guarded(on_event, f"an event of {subject}")
 
+        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber)
+
         async def read() -> None:
             while True:
-                frames = await subscriber.recv_multipart()
-                if len(frames) == 2 and frames[0] == topic:
-                    hear(frames[1])
+                await subscriber.poll()
+                for _ in range(MAX_AT_ONCE):
+                    try:
+                        frames = waiting.recv_multipart(zmq.NOBLOCK)
+                    except zmq.Again:
+                        break
+                    if len(frames) == 2 and frames[0] == topic:
+                        hear(frames[1])
+                await asyncio.sleep(0)
 
         reader = asyncio.create_task(read())
         self._readers.append(reader)
