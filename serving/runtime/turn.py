@@ -1,13 +1,15 @@
-"""Writing once a turn of the event loop: each write is a system call, and wakes the other side."""
+"""Writing in few system calls: each costs as much as parsing a small request, and wakes the other side."""
 
 import asyncio
 
+AT_ONCE = 8
+"""This many small messages are sent without waiting for the turn's end: the other side may begin with them."""
+
 AT_ONCE_BYTES = 16 * 1024
-"""This much is sent without waiting for the turn's end: the other side may begin with it."""
 
 
 class TurnTransport:
-    """A transport that sends what is written in a turn together, at its end."""
+    """A transport that sends what is written in a turn of the loop together, at its end."""
 
     __slots__ = ("_loop", "_num_bytes", "_parts", "_transport", "abort", "is_closing")
 
@@ -20,13 +22,16 @@ class TurnTransport:
         self._num_bytes = 0
 
     def write(self, data: bytes) -> None:
-        """Send with what else is written in this turn."""
-        self._parts.append(data)
-        self._num_bytes += len(data)
-        if self._num_bytes > AT_ONCE_BYTES:
+        """Send with what else is written in this turn, unless that is much."""
+        self._hold(data)
+        if len(self._parts) >= AT_ONCE or self._num_bytes > AT_ONCE_BYTES:
             self.flush()
-        elif len(self._parts) == 1:
-            self._loop.call_soon(self.flush)
+
+    def write_answer(self, data: bytes) -> None:
+        """Send the part of an answer over HTTP: the head with what follows it in this turn, all else at once."""
+        self._hold(data)
+        if not data.startswith(b"HTTP/"):
+            self.flush()
 
     def flush(self) -> None:
         """Send now. Once the other side is gone, uvloop would raise before it reports that."""
@@ -43,3 +48,9 @@ class TurnTransport:
         """Send what was written, then hang up."""
         self.flush()
         self._transport.close()
+
+    def _hold(self, data: bytes) -> None:
+        if not self._parts:
+            self._loop.call_soon(self.flush)
+        self._parts.append(data)
+        self._num_bytes += len(data)

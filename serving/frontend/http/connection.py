@@ -100,7 +100,7 @@ class ClientConnection(HttpToolsProtocol):
         self._wire = TurnTransport(transport)
         self._since = self.loop.time()
         self.flow = PausableFlow(transport)
-        wire = Transport(transport, write=self._wire.write, close=self.hang_up, is_closing=self.is_hung_up)
+        wire = Transport(transport, write=self._wire.write_answer, close=self.hang_up, is_closing=self.is_hung_up)
         self.transport = cast(asyncio.Transport, wire)
 
     def connection_lost(self, exc: Exception | None) -> None:
