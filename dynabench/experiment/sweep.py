@@ -13,6 +13,7 @@ from dynabench.arm import Arm, Settings
 from dynabench.deployment.engines import SIZES, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change_setting, kinds_of, path_of, setting_of
+from dynabench.experiment.cost import num_processes
 from dynabench.experiment.head import head_of
 from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
@@ -263,9 +264,13 @@ def _simulate(work: _Work, arms: list[Arm]) -> bool:
     config, calls = work.config, [work.call(arm) for arm in arms]
     if not calls:
         return True
+    jobs = work.experiment.jobs
+    if config.backend == "local":
+        num_requests = len(work.source(arms[0].settings.shape)) * work.experiment.repeats
+        jobs = num_processes(jobs, num_requests * len(arms))
     count = 0
     for place, point in in_parallel(
-        calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
+        calls, jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
     ):
         work.store.keep(arms[place], point)
         count += 1
