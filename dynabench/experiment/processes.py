@@ -82,9 +82,9 @@ def on_cluster(
     calls: Sequence[Call], jobs: int, interrupt: Interrupt, kind: Literal["ray", "dask"], address: str | None
 ) -> Generator[Ended, None, None]:
     """Carry out calls on a Ray or Dask cluster."""
-    import joblib
-
     with _cluster(kind, jobs or -1, address):
+        import joblib
+
         results = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)(
             joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
             for place, (function, args) in enumerate(calls)
@@ -95,9 +95,9 @@ def on_cluster(
 
 def _cluster(kind: Literal["ray", "dask"], jobs: int, address: str | None) -> Any:
     """Return a context in which joblib uses a cluster."""
-    import joblib
-
     try:
+        import joblib
+
         if kind == "ray":
             import ray
             from ray.util.joblib import register_ray

