@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, cast
 import numpy as np
 import numpy.typing as npt
 
+from reports.record.arrow import arrow_of
 from reports.record.fleet import FleetUse
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
 
@@ -297,16 +298,12 @@ def _table(place: int, run: Record) -> "pa.Table":
 
     count = len(run.requests)
     columns = {
-        "run": pa.repeat(pa.scalar(place, pa.int64()), count),
-        "arm": pa.repeat(run.arm, count),
-        "repeat": pa.repeat(pa.scalar(run.repeat, pa.int64()), count),
+        "run": arrow_of(np.full(count, place)),
+        "arm": arrow_of(np.full(count, run.arm, object)),
+        "repeat": arrow_of(np.full(count, run.repeat)),
     }
-    for name, column in COLUMNS.items():
-        values = getattr(run.requests, name)
-        is_unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-        columns[name] = pa.array(
-            np.ma.getdata(values), pa.string() if column.dtype is np.object_ else None, mask=is_unknown
-        )
+    for name in COLUMNS:
+        columns[name] = arrow_of(getattr(run.requests, name))
     return pa.table(columns)
 
 
