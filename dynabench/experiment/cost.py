@@ -2,18 +2,22 @@
 
 from foundation.processes import num_cores
 
-REQUEST_S = 1e-4
+REQUEST_S = 1.5e-4
 """Processor time of a simulated request, about: 40 us where little happens, 400 us among a thousand workers."""
 WORTH_S = 0.25
 """The work for which a further process is started. It takes about 0.05 s: a fork, what it copies, and its results."""
 
 
-def num_processes(jobs: int, num_requests: int) -> int:
-    """Return how many processes simulate runs: as many as asked for or, with 0, one for each core that has enough to do.
+def expected_s(num_requests: int) -> float:
+    """Return how long simulating so many requests takes, if nothing else is known."""
+    return num_requests * REQUEST_S
+
+
+def num_processes(jobs: int, work_s: float) -> int:
+    """Return how many processes simulate: as many as were asked for or, with 0, one for each core that has enough to do.
 
     Args:
         jobs: how many were asked for.
-        num_requests: of all runs together.
+        work_s: how long all simulations together are expected to take.
     """
-    worth = int(num_requests * REQUEST_S / WORTH_S)
-    return jobs or max(min(num_cores(), worth), 1)
+    return jobs or max(min(num_cores(), int(work_s / WORTH_S)), 1)

@@ -13,7 +13,7 @@ from dynabench.arm import Arm, Run, Settings, runs_of
 from dynabench.deployment.engines import check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import Bounds, bounds_of
-from dynabench.experiment.cost import num_processes
+from dynabench.experiment.cost import expected_s, num_processes
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.oracle import has_changing_fleet, oracles_of
 from dynabench.experiment.parallel import in_parallel
@@ -126,7 +126,7 @@ def _simulate_all(
     wanted: list[Run], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
 ) -> list[Record]:
     """Simulate every run, several at once on several cores."""
-    jobs = num_processes(experiment.jobs, len(wanted) * len(source(wanted[0].settings.shape)))
+    jobs = num_processes(experiment.jobs, expected_s(len(wanted) * len(source(wanted[0].settings.shape))))
     calls = [(_simulate_one, (run, source, interrupt.flag)) for run in wanted]
     with Display("simulating", "runs", interrupt, console):
         return [run for _, run in in_parallel(calls, jobs, interrupt=interrupt)]

@@ -64,11 +64,13 @@ def until_raised(flag):
 
 
 @pytest.mark.parametrize(
-    ("jobs", "num_requests", "expected"),
-    [(0, 2_400, 1), (0, 5_000, 2), (0, 7_499, 2), (0, 7_500, 3), (0, 10**9, 8), (1, 10**9, 1), (3, 10, 3)],
+    ("jobs", "work_s", "expected"),
+    [(0, 0.0, 1), (0, 0.49, 1), (0, 0.5, 2), (0, 0.75, 3), (0, 1e3, 8), (1, 1e3, 1), (3, 0.01, 3)],
 )
-def test_processes_are_as_many_as_have_enough_to_do_unless_a_number_is_asked_for(
-    monkeypatch, jobs, num_requests, expected
-):
+def test_processes_are_as_many_as_have_enough_to_do_unless_a_number_is_asked_for(monkeypatch, jobs, work_s, expected):
     monkeypatch.setattr(cost, "num_cores", lambda: 8)
-    assert num_processes(jobs, num_requests) == expected
+    assert num_processes(jobs, work_s) == expected
+
+
+def test_two_short_runs_of_a_small_workload_are_not_worth_a_process():
+    assert cost.expected_s(2 * 1200) < 2 * cost.WORTH_S
