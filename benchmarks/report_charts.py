@@ -23,7 +23,7 @@ from reports.summarize import summarize
 imported = time.process_time()
 manifest, runs = folder.read(Path(sys.argv[1]))
 shown = {run.arm: run.measured for run in runs}
-figures = summarize(runs, [slo.parse(text) for text in manifest["limits"]])
+figures = summarize(runs, [slo.parse_slo(text) for text in manifest["limits"]])
 start = time.process_time()
 charts.draw(shown, figures, Path(sys.argv[1]) / "again")
 print(imported - before, time.process_time() - start)

@@ -11,6 +11,7 @@ from dynabench.additions import masked_header, read_extra_body, read_headers
 from dynabench.deployment.description import Deployment
 from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
+from workloads import Request
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -158,3 +159,8 @@ def runs_of(arms: Sequence[Arm], repeats: int, seed: int) -> list[Run]:
         for repeat in range(repeats)
         for arm in (arms if repeat % 2 == 0 else arms[::-1])
     ]
+
+
+def sends_content(request: Request, prompts: str) -> bool:
+    """Return whether a request's own text is sent, and its body's fields with it, if prompts are sent in this way."""
+    return request.content is not None and prompts != "tokens"

@@ -1,7 +1,6 @@
 """How to install what an extra needs."""
 
 import shlex
-from importlib.metadata import requires
 
 INDEXES = {"trtllm": "https://pypi.nvidia.com"}
 """By extra: where its packages come from. PyPI has only a stub of TensorRT-LLM, which fails without NVIDIA's index."""
@@ -16,6 +15,8 @@ def install(extra: str) -> str:
     Raises:
         KeyError: there is no such extra.
     """
+    from importlib.metadata import requires  # loads e-mail's parsers, and this is rarely asked
+
     parts = [requirement.replace('"', "'").partition(";") for requirement in requires("dynabench") or ()]
     wanted = [name.strip() for name, _, condition in parts if condition.split() == ["extra", "==", f"'{extra}'"]]
     if not wanted:

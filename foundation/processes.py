@@ -1,9 +1,11 @@
 """Processes that do not outlive their parents, and how many cores there are for them."""
 
 import ctypes
+import math
 import os
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -17,5 +19,15 @@ def end_with_parent(parent: int) -> None:
 
 
 def num_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Return how many cores this process may use: those of its affinity, within its control group's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(allowed, _quota(Path("/sys/fs/cgroup/cpu.max")) or allowed)
+
+
+def _quota(file: Path) -> int | None:
+    """Return how many cores a control group's `QUOTA PERIOD` comes to, if it has one."""
+    try:
+        quota, period = file.read_text().split()
+        return max(math.ceil(int(quota) / int(period)), 1)
+    except (OSError, ValueError):  # no such file outside a group, and "max" where there is no quota
+        return None

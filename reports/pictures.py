@@ -22,13 +22,12 @@ def write(folder: Path, out: Path) -> list[Path]:
         OSError: the new folder exists, or cannot be written.
     """
     try:
+        import matplotlib as mpl  # for its fonts
         import resvg_py
-    except ImportError:
+    except ImportError as error:
         raise UserError(
-            f"--to png needs the Python package resvg-py, which is not installed: {install('png')}"
+            f"--to png needs the Python package {error.name}, which is not installed: {install('png')}"
         ) from None
-    import matplotlib as mpl
-
     charts = sorted((folder / "charts").glob("*.svg"))
     if not charts:
         raise UserError(f"{folder} has no charts; expected the folder of a run, sweep or plan")

@@ -25,7 +25,7 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig
-from serving.model.files import model_name
+from serving.model.hub import model_name
 from serving.planner import PlannerConfig
 from serving.role import KV_ROLES, Role
 from serving.router import Mode, RouterConfig

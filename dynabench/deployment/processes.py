@@ -15,8 +15,9 @@ from serving.runtime.config import RuntimeConfig
 from serving.supervision.group import Program
 from serving.worker.config import WorkerConfig
 from serving.worker.engine import EngineError
+from serving.worker.make import check_installed, make_engine
 from serving.worker.programs import LightEngine, WorkerGroup, program_of, worker_programs
-from serving.worker.registry import EngineChoice, check_installed, make_engine
+from serving.worker.registry import EngineChoice
 
 STORE = "kv-store"
 

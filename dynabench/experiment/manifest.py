@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from dynabench.additions import masked_header
-from dynabench.arm import Arm, ClientConfig, Settings
+from dynabench.arm import Arm, ClientConfig, Settings, sends_content
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import describe_step_times
-from dynabench.live.bodies import sends_content
 from mocker import engine
 from reports import folder
 from reports.record.records import Record

@@ -1,21 +1,11 @@
 """Run many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
-import multiprocessing.resource_tracker
-import os
-import signal
-import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import joblib
-from joblib.externals.loky.backend import resource_tracker
-from joblib.externals.loky.process_executor import TerminatedWorkerError
-
-from dynabench.interrupt import ASKING, Flag, Interrupt, InterruptError, held_back, noted
+from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
 from foundation.errors import UserError
-from foundation.extras import install
-from foundation.processes import end_with_parent
+from foundation.processes import num_cores
 
 Backend = Literal["local", "ray", "dask"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -46,12 +36,20 @@ def in_parallel(
         Exception: the exception of a failed call, once the others have ended, because killing them would leave
             resources behind.
     """
+    if backend == "local" and address is not None:
+        raise UserError(f"the address {address} needs a kind of cluster; name it with --backend ray or --backend dask")
     interrupt.shares.begin(len(calls))
-    with noted(), _backend(backend, jobs or -1, address):  # only calls are torn apart, not what is done with results
-        if backend == "local" and joblib.effective_n_jobs(jobs or -1) == 1:
+    with noted():  # only calls are torn apart, not what is done with results
+        if backend == "local" and min(jobs or num_cores(), len(calls)) <= 1:
             yield from _in_turn(calls, interrupt)
+            return
+        from dynabench.experiment.processes import in_forks, on_cluster, succeeded  # slow to load
+
+        if backend == "local":
+            ended = in_forks(calls, min(jobs or num_cores(), len(calls)), interrupt)
         else:
-            yield from _at_once(calls, jobs, interrupt)
+            ended = on_cluster(calls, jobs, interrupt, backend, address)
+        yield from succeeded(ended, interrupt)
 
 
 def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
@@ -62,92 +60,13 @@ def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int,
             return
         try:
             with interrupt.obeyed():
-                result = call(*_with(flag, args))
+                result = call(*with_flag(flag, args))
         except InterruptError:
             return
         flag.progress.note(1.0)
         yield place, result
 
 
-def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
-    """Carry out calls in other processes."""
-    failure: Exception | None = None
-    # A process that idled too long (five minutes) may end just as calls come; loky starts another, and nothing is lost.
-    warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
-    parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
-    # Starting one of these trackers unblocks signals that are held back, so they start first.
-    multiprocessing.resource_tracker.ensure_running()
-    resource_tracker.ensure_running()
-    with held_back():
-        results = parallel(
-            joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
-            for place, (function, args) in enumerate(calls)
-        )
-    try:
-        for place, result, has_ended in results:
-            if has_ended:
-                interrupt.flag._replace(place=place).progress.note(1.0)
-            if isinstance(result, _Failure):
-                failure = failure or result.error
-                interrupt.flag.raise_()  # the call may have failed on another host
-            elif has_ended and failure is None:
-                yield place, result
-    except TerminatedWorkerError as error:  # its message has several lines and only guesses at the cause
-        raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
-    finally:
-        results.close()
-    if failure is not None:
-        raise failure
-
-
-class _Failure(NamedTuple):
-    """The exception that a call raised."""
-
-    error: Exception
-
-
-def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> tuple[int, Any, bool]:
-    """Carry out a call in its own process, unless the flag is raised; return its place and result, and whether it ended."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster, this process was not started by us
-    if flag.is_raised():
-        return flag.place, None, False
-    try:
-        with flag.obeyed():
-            return flag.place, call(*_with(flag, args)), True
-    except InterruptError:
-        return flag.place, None, False
-    except Exception as error:
-        flag.raise_()  # immediately, before this process gets another call
-        error.add_note(traceback.format_exc())  # the traceback is not sent automatically
-        return flag.place, _Failure(error), True
-
-
-def _with(flag: Flag, args: tuple[Any, ...]) -> Iterator[Any]:
+def with_flag(flag: Flag, args: tuple[Any, ...]) -> Iterator[Any]:
     """Yield a call's arguments; a flag among them gets the call's place, so that it can report progress."""
     return (flag if isinstance(arg, Flag) else arg for arg in args)
-
-
-def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
-    if backend == "local":
-        if address is not None:
-            raise UserError(
-                f"the address {address} needs a kind of cluster; name it with --backend ray or --backend dask"
-            )
-        return joblib.parallel_config("loky", n_jobs=jobs, initializer=end_with_parent, initargs=(os.getpid(),))
-    try:
-        if backend == "ray":
-            import ray
-            from ray.util.joblib import register_ray
-
-            ray.init(address=address, log_to_driver=False)
-            register_ray()
-        else:
-            from distributed import Client
-
-            start: Any = Client
-            start(address) if address else start()
-    except ImportError as error:
-        raise UserError(f"--backend {backend} needs a package that is not installed; run {install(backend)}") from error
-    except (OSError, ConnectionError, RuntimeError) as error:
-        raise UserError(f"the {backend} cluster at {address or 'a local address'} does not respond: {error}") from error
-    return joblib.parallel_config(backend, n_jobs=jobs)

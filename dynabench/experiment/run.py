@@ -2,20 +2,18 @@
 
 import contextlib
 import functools
-import socket
-import ssl
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
-from urllib.parse import urlsplit
 
 from msgspec import structs
 
-from dynabench.arm import Arm, ClientConfig, Run, Settings, runs_of
+from dynabench.arm import Arm, Run, Settings, runs_of
 from dynabench.deployment.engines import check_fits, engines_of, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import Bounds, bounds_of
+from dynabench.experiment.cost import expected_s, num_processes
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.oracle import has_changing_fleet, oracles_of
 from dynabench.experiment.parallel import in_parallel
@@ -25,14 +23,12 @@ from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
-from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
 from reports.folder import Manifest
 from reports.key import key_of
 from reports.record.records import Record
 from reports.summary import Summary
-from serving.runtime.config import masked
 from workloads import WorkloadError
 
 
@@ -53,7 +49,9 @@ def run_experiment(
         KeyboardInterrupt: the user interrupted before anything was measured, or twice.
     """
     if settings.client is not None and settings.url is not None:
-        _check_reachable(settings.url, settings.client)
+        from dynabench.live.tls import check_reachable
+
+        check_reachable(settings.url, settings.client)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint does its own routing
     arms, left_out = comparison_of(experiment, settings)
     refuse_idle_settings([arm.settings.deployment for arm in arms])
@@ -128,7 +126,7 @@ def _simulate_all(
     wanted: list[Run], source: Source, experiment: ExperimentConfig, console: Terminal, interrupt: Interrupt
 ) -> list[Record]:
     """Simulate every run, several at once on several cores."""
-    jobs = 1 if len(wanted) == 1 else experiment.jobs
+    jobs = num_processes(experiment.jobs, expected_s(len(wanted) * len(source(wanted[0].settings.shape))))
     calls = [(_simulate_one, (run, source, interrupt.flag)) for run in wanted]
     with Display("simulating", "runs", interrupt, console):
         return [run for _, run in in_parallel(calls, jobs, interrupt=interrupt)]
@@ -181,24 +179,3 @@ def _measure_all(
         if interrupt.is_asked:
             break
     return runs
-
-
-def _check_reachable(url: str, client: ClientConfig) -> None:
-    """Refuse an endpoint with no server or an unknown certificate, before a whole workload is sent to it."""
-    from dynabench.live.tls import tls_context
-
-    tls = tls_context(url, ca_file=client.ca_file, insecure=client.insecure)
-    parts = urlsplit(url)
-    host = parts.hostname or ""
-    try:
-        with socket.create_connection((host, parts.port or (443 if tls else 80)), timeout=10) as plain:
-            if tls is not None:
-                tls.wrap_socket(plain, server_hostname=host).close()
-    except ssl.SSLCertVerificationError as error:
-        raise UserError(
-            f"the certificate of {masked(url)} is not accepted ({error.verify_message}); "
-            "--ca-file names the authority that signed it, --insecure accepts any"
-        ) from error
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise UserError(f"no server responds at {masked(url)} ({why})") from error

@@ -56,7 +56,7 @@ class ExperimentConfig:
     """Print the figures a second time, as another tool defines them."""
 
     jobs: Whole = 0
-    """Virtual time: runs simulated at once (0: one for each core)."""
+    """Virtual time: runs simulated at once (0: one for each core, or fewer if that takes longer)."""
 
     format: str | None = None
     """Format of the workload (default: detected; `dynabench workload formats` lists them)."""

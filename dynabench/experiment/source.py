@@ -27,8 +27,12 @@ def load_workload(
     Raises:
         WorkloadError: it cannot be read, or no requests are left.
     """
-    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
+    workload = _read(files, format=format, columns=columns, block_size=trace_block_size)
     return shape(workload, config, seed=seed)
+
+
+_read = functools.lru_cache(maxsize=2)(read_workload)
+"""Reads a workload once, however many shapes of it are wanted; forks have what was read before."""
 
 
 def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:

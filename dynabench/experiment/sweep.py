@@ -7,12 +7,14 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dynabench.arm import Arm, Settings
 from dynabench.deployment.engines import SIZES, refuse_idle_settings
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.axes import SENT, change_setting, kinds_of, path_of, setting_of
+from dynabench.experiment.cost import expected_s, num_processes
 from dynabench.experiment.head import head_of
 from dynabench.experiment.limits import check_values
 from dynabench.experiment.manifest import manifest_of, subtitle_of
@@ -135,6 +137,13 @@ class _Work:
         return simulate_point, (
             arm, self.source, experiment.seed, experiment.repeats, self.limits, self.config.attainment, self.interrupt.flag,
         )  # fmt: skip
+
+    def point_s(self, arm: Arm) -> float:
+        """Return how long a point takes, about: as long as those that are known, or as such a workload does."""
+        known = [point.wall_s for point in self.store.all() if isinstance(point, Point)]
+        if known:
+            return fmean(known)
+        return expected_s(len(self.source(arm.settings.shape)) * self.experiment.repeats)
 
 
 def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
@@ -263,9 +272,12 @@ def _simulate(work: _Work, arms: list[Arm]) -> bool:
     config, calls = work.config, [work.call(arm) for arm in arms]
     if not calls:
         return True
+    jobs = work.experiment.jobs
+    if config.backend == "local":
+        jobs = num_processes(jobs, len(arms) * work.point_s(arms[0]))
     count = 0
     for place, point in in_parallel(
-        calls, work.experiment.jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
+        calls, jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
     ):
         work.store.keep(arms[place], point)
         count += 1

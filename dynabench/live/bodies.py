@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 import numpy as np
 
+from dynabench.arm import sends_content
 from dynabench.live.tls import tls_context
 from workloads import Request
 from workloads.tokens import TOKENS, as_words, prompt_tokens
@@ -60,11 +61,6 @@ class MeasuredServer(NamedTuple):
         for word in sorted(words, key=len, reverse=True):
             said = said.replace(word, "***") if len(word) >= SECRET_LENGTH else said
         return said
-
-
-def sends_content(request: Request, prompts: str) -> bool:
-    """Return whether a request's own text is sent, and its body's fields with it, if prompts are sent in this way."""
-    return request.content is not None and prompts != "tokens"
 
 
 class Bodies:

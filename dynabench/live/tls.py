@@ -1,8 +1,12 @@
-"""How a server's certificate is checked."""
+"""How a server's certificate is checked, and whether it can be reached at all."""
 
+import socket
 import ssl
+from urllib.parse import urlsplit
 
+from dynabench.arm import ClientConfig
 from foundation.errors import UserError
+from serving.runtime.config import masked
 
 
 def tls_context(url: str, *, ca_file: str | None = None, insecure: bool = False) -> ssl.SSLContext | None:
@@ -26,3 +30,22 @@ def tls_context(url: str, *, ca_file: str | None = None, insecure: bool = False)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
+
+
+def check_reachable(url: str, client: ClientConfig) -> None:
+    """Refuse an endpoint with no server or an unknown certificate, before a whole workload is sent to it."""
+    tls = tls_context(url, ca_file=client.ca_file, insecure=client.insecure)
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        with socket.create_connection((host, parts.port or (443 if tls else 80)), timeout=10) as plain:
+            if tls is not None:
+                tls.wrap_socket(plain, server_hostname=host).close()
+    except ssl.SSLCertVerificationError as error:
+        raise UserError(
+            f"the certificate of {masked(url)} is not accepted ({error.verify_message}); "
+            "--ca-file names the authority that signed it, --insecure accepts any"
+        ) from error
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"no server responds at {masked(url)} ({why})") from error

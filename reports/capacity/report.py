@@ -34,9 +34,8 @@ def write(folder: Path, answer: PlanAnswer, points: Mapping[str, Sequence[Point]
     lines = {
         name: [structs.replace(one, changes={"workers": one.workers}) for one in points.get(name, [])] for name in key
     }
-    with drawing.styled():
-        by_workers = charts.charts(Swept(lines, key, "workers", limits), [])
-        drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
+    by_workers = charts.charts(Swept(lines, key, "workers", limits), [])
+    drawn = drawing.draw(plan.charts(answer, key) | by_workers, folder / "charts")
     text = page.render(
         "plan.html.jinja",
         drawn,

@@ -39,6 +39,5 @@ def draw(runs: Runs, summary: Summary, folder: Path) -> list[Drawn]:
     shown = Comparison(
         {arm: run for arm, run in runs.items() if len(run.requests)} or runs, summary, key_of(list(summary.arms))
     )
-    with drawing.styled():
-        charts = {name: chart for name, make in CHARTS.items() if (chart := make(shown)) is not None}
-        return drawing.draw(charts, folder)
+    charts = {name: chart for name, make in CHARTS.items() if (chart := make(shown)) is not None}
+    return drawing.draw(charts, folder)

@@ -92,7 +92,7 @@ def fleet(shown: Comparison) -> Chart | None:
                 drawing.no_labels(axes, "x")
             panels.append(panel)
             y += row.height + BETWEEN
-    return Chart(canvas.figure, "Do workers follow the load?", _reading(shown, arms, edges), panels, is_wide=True)
+    return Chart(canvas, "Do workers follow the load?", _reading(shown, arms, edges), panels, is_wide=True)
 
 
 def _shares(shown: Comparison, run: Record, edges: Floats) -> Floats | None:
@@ -122,7 +122,7 @@ def _rate(heading: str, arms: Sequence[Seen], edges: Floats, of: Callable[[Recor
     def draw(seen: Seen, panel: Panel) -> None:
         rate = of(seen.run)
         drawing.numbers(panel.axes, "y", 0, most, most=3)
-        mark(panel.axes.stairs(rate, edges, fill=True, color=REST, linewidth=0), seen.entry.place)
+        mark(panel.axes.fill_steps(edges, 0, rate, REST), seen.entry.place)
         panel.add(seen.entry.name, seen.entry.place, over_time.centres(edges), rate)
 
     return FleetRow(heading, 58, draw, "/s")
@@ -140,7 +140,7 @@ def _workers(pool: str, arms: Sequence[Seen], pools: Sequence[str], spots: Float
         if seen.fleet.oracle and pool in seen.fleet.oracle.replicas:
             needed = np.array(seen.fleet.oracle.replicas[pool], float)
             ends = np.arange(len(needed) + 1, dtype=float) * seen.fleet.oracle.window_s
-            line = panel.axes.stairs(needed, ends, color=INK, linewidth=1.4, baseline=None)
+            line = panel.axes.steps(ends, needed, colour=INK, width=1.4)
             mark(line, seen.entry.place)
             panel.add(
                 f"{seen.entry.name}, needed", seen.entry.place, spots, fleet_figures.held(spots, ends[:-1], needed)
@@ -159,12 +159,12 @@ def _states(seen: Seen, pool: PoolFleet, panel: Panel, spots: Floats) -> None:
     for label, colour, of in STATES.values():
         count = fleet_figures.over_time(pool, times, of)
         if count.any():
-            area = panel.axes.stairs(below + count, ends, baseline=below, fill=True, color=colour, linewidth=0)
+            area = panel.axes.fill_steps(ends, below, below + count, colour)
             mark(area, seen.entry.place)
             panel.add(f"{seen.entry.name}, {label}", seen.entry.place, spots, fleet_figures.over_time(pool, spots, of))
         below = below + count
     for time_s in pool.died_s:
-        mark(panel.axes.axvline(time_s, color=LIMIT, linewidth=1.4), seen.entry.place)
+        mark(panel.axes.rule(time_s, LIMIT, width=1.4, is_upright=True), seen.entry.place)
 
 
 def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
@@ -174,14 +174,13 @@ def _within(seen: Seen, panel: Panel, edges: Floats) -> None:
     if seen.shares is not None:
         shares = seen.shares * 100
         missing: Any = np.where(shares < enough, shares, enough)
-        low = panel.axes.stairs(missing, edges, baseline=enough, fill=True, color=LIMIT, alpha=0.25, linewidth=0)
-        line = panel.axes.stairs(shares, edges, baseline=None, color=seen.entry.colour, linewidth=1.4)
-        mark([low, line], seen.entry.place)
+        mark(panel.axes.fill_steps(edges, missing, np.full(len(shares), enough), LIMIT, alpha=0.25), seen.entry.place)
+        mark(panel.axes.steps(edges, shares, colour=seen.entry.colour, width=1.4), seen.entry.place)
         panel.add(seen.entry.name, seen.entry.place, over_time.centres(edges), shares)
     if seen.fleet.oracle and min(seen.fleet.oracle.possible, default=1.0) < 1:
         possible = np.array(seen.fleet.oracle.possible) * 100
         ends = np.arange(len(possible) + 1, dtype=float) * seen.fleet.oracle.window_s
-        mark(panel.axes.stairs(possible, ends, baseline=None, color=INK, linewidth=1.0), seen.entry.place)
+        mark(panel.axes.steps(ends, possible, colour=INK, width=1.0), seen.entry.place)
         spots = over_time.centres(edges)
         panel.add(
             f"{seen.entry.name}, possible", seen.entry.place, spots, fleet_figures.held(spots, ends[:-1], possible)
@@ -202,7 +201,7 @@ def _ttft(shown: Comparison, arms: Sequence[Seen], edges: Floats) -> FleetRow | 
     def draw(seen: Seen, panel: Panel) -> None:
         drawing.times(panel.axes, "y", reach, most=4)
         for label, width, values in zip(("median", "p99"), (1.8, 0.9), times[seen.entry.arm], strict=True):
-            line = panel.axes.plot(over_time.centres(edges), values, color=seen.entry.colour, linewidth=width)
+            line = panel.axes.plot(over_time.centres(edges), values, colour=seen.entry.colour, width=width)
             mark(line, seen.entry.place)
             panel.add(f"{seen.entry.name}, {label}", seen.entry.place, over_time.centres(edges), values)
         for limit in limits:

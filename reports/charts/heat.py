@@ -63,11 +63,6 @@ def _heat(
         x, y = left + place % across * (width + gap), place // across * row_height + 24
         axes = canvas.axes(x, y, width, height)
         canvas.text(x, y - 9, entry.name, colour=entry.colour)
-        axes.axhspan(-0.5, len(rows) - 0.5, color=REST, linewidth=0, zorder=-1)
-        axes.imshow(
-            np.ma.masked_invalid(rows), aspect="auto", origin="lower", cmap="viridis", vmin=0, vmax=top,
-            interpolation="none", extent=(0, float(edges[-1]), -0.5, len(rows) - 0.5),
-        )  # fmt: skip
         drawing.seconds(axes, "x", 0, float(edges[-1]), most=4)
         drawing.fixed(
             axes,
@@ -76,7 +71,9 @@ def _heat(
             len(rows) - 0.5,
             {0: "worker 0", len(rows) - 1: f"worker {run.num_workers - 1}"} if per_row == 1 else {},
         )
-        axes.grid(visible=False)
+        axes.band(-0.5, len(rows) - 0.5, REST, is_behind=True)
+        axes.map(rows, top, (0, float(edges[-1]), -0.5, len(rows) - 0.5))
+        axes.without_grid()
         if place % across and per_row == 1 and run.num_workers == known[0][1].num_workers:
             drawing.no_labels(axes, "y")
         panel = Panel(axes, "s", unit)
@@ -92,7 +89,7 @@ def _heat(
         if per_row == 1
         else (f" Each row is the mean of {per_row} workers, sorted by their means, with the highest at the top.")
     )
-    return Chart(canvas.figure, title, text, panels, is_wide=True)
+    return Chart(canvas, title, text, panels, is_wide=True)
 
 
 def _rows_of(table: Floats, per_row: int) -> Floats:
@@ -114,13 +111,9 @@ def _rows_of(table: Floats, per_row: int) -> Floats:
 def _scale_of_colours(canvas: Canvas, top: float, unit: str, height: float) -> None:
     """Draw the colour scale to the right of the maps."""
     axes = canvas.axes(WIDE - 72, 24, 12, height)
-    axes.imshow(
-        np.linspace(0, 1, 64)[:, None], aspect="auto", origin="lower", cmap="viridis", interpolation="none",
-        extent=(0, 1, 0, top),
-    )  # fmt: skip
+    axes.map(np.linspace(0, top, 64)[:, None], top, (0, 1, 0, top))
     drawing.numbers(axes, "y", 0, top, most=4)
     drawing.fixed(axes, "x", 0, 1, {})
-    axes.yaxis.tick_right()
-    axes.tick_params(axis="y", right=False)
-    axes.grid(visible=False)
+    axes.y.is_opposite = True
+    axes.without_grid()
     canvas.text(WIDE - 4, 15, unit, colour=QUIET, align="right")

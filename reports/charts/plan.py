@@ -56,7 +56,7 @@ def layouts(answer: "PlanAnswer", key: Key) -> Chart | None:
         "Cheapest first. Filled: met the limits when simulated; pale: needs at least that many GPUs. Left of the dashed line, "
         "a limit is met."
     )
-    return Chart(canvas.figure, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)
+    return Chart(canvas, "Which layout needs the fewest GPUs, and what binds it?", text, panels, is_wide=True)
 
 
 def _colour(layout: "Ranked", key: Key) -> str:
@@ -73,7 +73,7 @@ def _gpus(canvas: Canvas, panel: Panel, shown: "list[Ranked]", key: Key) -> None
     counts = [layout.gpus or layout.at_least or 0 for layout in shown]
     for row, (layout, count) in enumerate(zip(shown, counts, strict=True)):
         is_met = layout.gpus is not None
-        panel.axes.barh(row, count, 0.62, color=_colour(layout, key) if is_met else REST)
+        panel.axes.bar(0, row - 0.31, count, 0.62, _colour(layout, key) if is_met else REST)
         word = _count(layout, count)
         panel.add(f"{layout.name}: {word} GPUs", None, [float(count)], [row])
     drawing.numbers(panel.axes, "x", 0, max(counts) * 1.22, most=4, whole=True)
@@ -95,7 +95,7 @@ def _uses(panel: Panel, shown: "list[Ranked]", limit: str, key: Key) -> None:
     drawing.limit_line(panel.axes, 100.0, is_upright=True)
     for row, layout, used in values:
         face = _colour(layout, key) if used <= 100 else "none"
-        panel.axes.plot([used], [row], "o", color=_colour(layout, key), markerfacecolor=face, markersize=6)
+        panel.axes.plot([used], [row], "o", colour=_colour(layout, key), face=face, size=6)
         panel.add(f"{layout.name}: {used:.3g}% of {limit}", None, [used], [row])
 
 
@@ -112,7 +112,7 @@ def loads(answer: "PlanAnswer") -> Chart | None:
     pad = 0.06 * (last - first)
     drawing.fixed(axes, "x", first - pad, last + pad, {load: f"{load:g}x" for load, _, _ in known})
     drawing.numbers(axes, "y", 0, max(gpus for _, gpus, _ in known) * 1.2, whole=True, most=4)
-    axes.plot([load for load, _, _ in known], [gpus for _, gpus, _ in known], "o-", color=BEST, markersize=7)
+    axes.plot([load for load, _, _ in known], [gpus for _, gpus, _ in known], marker="o", colour=BEST, size=7)
     panel.add("GPUs", None, [float(load) for load, _, _ in known], [float(gpus) for _, gpus, _ in known])
     for load, gpus, _ in known:
         x, y = canvas.place(axes, load, gpus)
@@ -123,7 +123,7 @@ def loads(answer: "PlanAnswer") -> Chart | None:
     text = f"The fewest GPUs that met the limits. {layouts_by_load}."
     if unmet:
         text += f" None found for {', '.join(unmet)}."
-    return Chart(canvas.figure, "What does more load take?", text, [panel])
+    return Chart(canvas, "What does more load take?", text, [panel])
 
 
 def sureness(answer: "PlanAnswer") -> Chart | None:
@@ -147,19 +147,19 @@ def sureness(answer: "PlanAnswer") -> Chart | None:
         value = sure.value / limit * 100
         if sure.low is not None and sure.high is not None:
             low, high = sure.low / limit * 100, min(sure.high / limit * 100, MOST_SHOWN)
-            axes.plot([low, high], [row, row], color=BEST, linewidth=6, alpha=0.35)
+            axes.plot([low, high], [row, row], colour=BEST, width=6, alpha=0.35)
             reach += [low, high]
         if sure.model_error is not None:
             low, high = value * (1 - sure.model_error), value * (1 + sure.model_error)
-            axes.plot([low, high], [row, row], color=QUIET, linewidth=1, marker="|", markersize=8)
+            axes.plot([low, high], [row, row], colour=QUIET, width=1, marker="|", size=8)
             reach += [low, high]
-        axes.plot([value], [row], "o", color=BEST, markersize=7)
+        axes.plot([value], [row], "o", colour=BEST, size=7)
         reach.append(value)
         panel.add(f"{sure.limit}: {milliseconds(sure.value)} ms, {value:.3g}% of the limit", None, [value], [row])
         _, y = canvas.place(axes, 0, row)
         canvas.text(0, y + 4, sure.limit)
     pad = 0.08 * (max(reach) - min(reach)) or 5.0
     drawing.numbers(axes, "x", max(min(reach) - pad, 0), max(reach) + pad, form=lambda value: f"{value:g}%")
-    axes.axvline(100, color=LIMIT, linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.rule(100, LIMIT, width=1.2, dashes=(4, 2), is_upright=True)
     text = "Dot: the simulated value. Pale: its 95% interval. Thin: the model's average error, where it is known. Right of the dashed line, the limit is missed."
-    return Chart(canvas.figure, "How sure is it that the limits are met?", text, [panel])
+    return Chart(canvas, "How sure is it that the limits are met?", text, [panel])

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from matplotlib.axes import Axes
-
 from reports.charts import drawing
+from reports.charts.axes import Axes
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import QUIET, REST, Canvas, Chart, Panel, duration, mark
 from reports.figures import metrics, split
@@ -41,11 +40,9 @@ def differences(shown: Comparison) -> Chart | None:
                 offset = (place - (len(pairs) - 1) / 2) * 0.3
                 face = "none" if verdict == "inconclusive" else entry.colour
                 marker = "o" if statistic == "mean" else "s"
-                mark(panel.axes.plot([low, high], [row + offset] * 2, color=entry.colour, linewidth=1.4), entry.place)
+                mark(panel.axes.plot([low, high], [row + offset] * 2, colour=entry.colour, width=1.4), entry.place)
                 mark(
-                    panel.axes.plot(
-                        [value], [row + offset], marker, color=entry.colour, markerfacecolor=face, markersize=6
-                    ),
+                    panel.axes.plot([value], [row + offset], marker, colour=entry.colour, face=face, size=6),
                     entry.place,
                 )
                 word = f"{entry.name} {statistic}: {value:+.1f}% [{low:+.1f}, {high:+.1f}], {verdict}"
@@ -55,7 +52,7 @@ def differences(shown: Comparison) -> Chart | None:
         drawing.numbers(
             panel.axes, "x", min(reach) - pad, max(reach) + pad, form=lambda value: f"{value:+g}%" if value else "0"
         )
-        panel.axes.axvline(0, color=QUIET, linewidth=1.0)
+        panel.axes.rule(0, QUIET, is_upright=True)
     base = shown.key[shown.summary.baseline].name
     text = (
         "Paired by request, with 95% intervals: left of 0 is better. Circle: mean; square: 90th percentile; hollow: may be "
@@ -63,7 +60,7 @@ def differences(shown: Comparison) -> Chart | None:
     )
     if grew := [entry.name for entry in arms if not any(_pairs(shown, entry, name) for name in SHOWN)]:
         text += f" Not compared, because the queue grew or too few requests were answered: {', '.join(grew)}."
-    return Chart(canvas.figure, f"How much better than {base} is each arm?", text, panels, is_wide=True)
+    return Chart(canvas, f"How much better than {base} is each arm?", text, panels, is_wide=True)
 
 
 def _pairs(shown: Comparison, entry: KeyEntry, name: str) -> dict[str, tuple[float, float, float, str]]:
@@ -93,10 +90,10 @@ def percentiles(shown: Comparison) -> Chart | None:
             known = {key: value * 1000 for key in markers if (value := metric.at(key)) is not None}
             if not known:
                 at = min(reach, default=1.0)
-                panel.axes.annotate("n/a", (at, row), color=QUIET, va="center", fontsize=drawing.SIZE)
+                panel.axes.note(at, row, "n/a", QUIET)
                 continue
             mark(
-                panel.axes.plot([min(known.values()), max(known.values())], [row] * 2, color=REST, linewidth=1),
+                panel.axes.plot([min(known.values()), max(known.values())], [row] * 2, colour=REST, width=1),
                 entry.place,
             )
             for key, value in known.items():
@@ -104,7 +101,7 @@ def percentiles(shown: Comparison) -> Chart | None:
                 if interval is not None:
                     low, high = interval[0] * 1000, interval[1] * 1000
                     mark(
-                        panel.axes.plot([low, high], [row] * 2, color=entry.colour, linewidth=4, alpha=0.35),
+                        panel.axes.plot([low, high], [row] * 2, colour=entry.colour, width=4, alpha=0.35),
                         entry.place,
                     )
                     reach += [low, high]
@@ -115,10 +112,10 @@ def percentiles(shown: Comparison) -> Chart | None:
                         [value],
                         [row],
                         markers[key],
-                        color=entry.colour,
-                        markerfacecolor=face,
-                        markersize=size,
-                        markeredgewidth=1.6,
+                        colour=entry.colour,
+                        face=face,
+                        size=size,
+                        edge_width=1.6,
                     ),
                     entry.place,
                 )
@@ -135,7 +132,7 @@ def percentiles(shown: Comparison) -> Chart | None:
         )
     if grew := [entry.name for entry, _, figures in shown.arms if not figures.stability.is_stable]:
         text += f" No intervals, because the queue grew: {', '.join(grew)}."
-    return Chart(canvas.figure, "How long do requests take, and how sure is that?", text, panels, is_wide=True)
+    return Chart(canvas, "How long do requests take, and how sure is that?", text, panels, is_wide=True)
 
 
 def begin_rows(
@@ -179,7 +176,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
         for part, seconds in found.parts.items():
             width = seconds * 1000
             if width > 0:
-                mark(list(axes.barh(row, width, 0.62, left=begin, color=PART_COLOURS[part])), entry.place)
+                mark(axes.bar(begin, row - 0.31, width, 0.62, PART_COLOURS[part]), entry.place)
                 panel.add(
                     f"{entry.name}, {split.LABELS[part]}: {milliseconds(seconds)} ms",
                     entry.place,
@@ -188,7 +185,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
                 )
             begin += width
     drawing.numbers(axes, "x", 0, longest * 1.2 or 1.0, form=duration)
-    axes.grid(visible=False)
+    axes.without_grid()
     parts = [part for part in split.PARTS if any(found.parts.get(part) for _, found in known)]
     for row, (entry, found) in enumerate(known):
         x, y = canvas.place(axes, found.ttft * 1000, row)
@@ -196,7 +193,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
     name_parts(canvas, axes, {split.LABELS[part]: PART_COLOURS[part] for part in parts})
     text = "; ".join(f"{split.LABELS[part]}: {split.PARTS[part]}" for part in parts)
     return Chart(
-        canvas.figure,
+        canvas,
         "Where does the time to the first token go?",
         f"Means, measured from when the request was sent. {text[:1].upper()}{text[1:]}.",
         [panel],
@@ -205,7 +202,7 @@ def ttft_split(shown: Comparison) -> Chart | None:
 
 def name_parts(canvas: Canvas, axes: Axes, colours: Mapping[str, str]) -> None:
     """Name the parts of bars in a line above them, each after its colour."""
-    x = axes.get_position().x1 * canvas.width
+    x = axes.right
     for name, colour in reversed(list(colours.items())):
         x -= drawing.text_width(name)
         canvas.text(x, 15, name, colour=QUIET)

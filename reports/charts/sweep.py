@@ -4,10 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
-
 from foundation.settings import short_value
 from reports.charts import drawing
+from reports.charts.axes import Axes
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.charts.rows import begin_rows
 from reports.figures.conditions import METRICS, Condition
@@ -168,14 +167,14 @@ def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:
     for place, row in enumerate(rows):
         entry = key[row.arm]
         if len(row.tried) == 2:
-            mark(axes.plot(row.tried, [place, place], color=entry.colour, linewidth=1.2), entry.place)
+            mark(axes.plot(row.tried, [place, place], colour=entry.colour, width=1.2), entry.place)
         if row.met is not None:
-            mark(axes.plot([row.met], [place], "o", color=entry.colour, markersize=9), entry.place)
+            mark(axes.plot([row.met], [place], "o", colour=entry.colour, size=9), entry.place)
             panel.add(
                 f"{entry.name} meets the limits at {drawing.plain(row.met)}", entry.place, [float(row.met)], [place]
             )
         if row.missed_at is not None:
-            mark(axes.plot([row.missed_at], [place], "x", color=LIMIT, markersize=7, markeredgewidth=1.8), entry.place)
+            mark(axes.plot([row.missed_at], [place], "x", colour=LIMIT, size=7, edge_width=1.8), entry.place)
             panel.add(
                 f"{entry.name} misses a limit at {drawing.plain(row.missed_at)}",
                 entry.place,
@@ -185,7 +184,7 @@ def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:
     ways = {row.sense for row in rows if row.sense}
     way = f"{ways.pop()} " if len(ways) == 1 else ""
     text = "Dot: all limits are met. Cross: the nearest value tried that misses one."
-    return Chart(canvas.figure, f"What is the {way}{find} that meets the limits?", text, [panel], is_wide=True)
+    return Chart(canvas, f"What is the {way}{find} that meets the limits?", text, [panel], is_wide=True)
 
 
 def _found_text(row: SearchResult) -> str:
@@ -218,9 +217,7 @@ def by_axis(sweep: Swept) -> Chart | None:
         figure.scale(axes, "y", [value for point in sweep.points if (value := figure.at(point)) is not None])
         limit = figure.limit * figure.times if figure.limit else None
         if limit:
-            low, high = axes.get_ylim()
-            axes.axhspan(limit, low if figure.is_share else high, color=LIMIT, alpha=0.07, linewidth=0)
-            axes.set_ylim(low, high)
+            axes.band(limit, axes.y.low if figure.is_share else axes.y.high, LIMIT, alpha=0.07)
         ends = _lines(sweep, panel, figure, answers)
         if limit:
             canvas.label_limit(axes, limit, f"limit {figure.text(limit)}")
@@ -232,7 +229,7 @@ def by_axis(sweep: Swept) -> Chart | None:
         if sweep.limits
         else f"What does {'the ' * _is_count(sweep)}{_axis_name(sweep)} change?"
     )
-    return Chart(canvas.figure, title, _reading(sweep) + _answers(sweep, answers), panels, is_wide=across > 1)
+    return Chart(canvas, title, _reading(sweep) + _answers(sweep, answers), panels, is_wide=across > 1)
 
 
 def _lines(
@@ -246,15 +243,15 @@ def _lines(
         if not spots:
             continue
         xs, ys = [spot[0] for spot in spots], [spot[1] for spot in spots]
-        drawing.line(panel.axes, entry, xs, ys, linewidth=1.4)
+        drawing.line(panel.axes, entry, xs, ys, width=1.4)
         _dots(panel.axes, entry, spots, bool(sweep.limits))
         for x, y, point in spots:
             if point in answers:
                 ring: dict[str, Any] = {
-                    "color": entry.colour,
-                    "markerfacecolor": "none",
-                    "markersize": 13,
-                    "markeredgewidth": 1.6,
+                    "colour": entry.colour,
+                    "face": "none",
+                    "size": 13,
+                    "edge_width": 1.6,
                 }
                 mark(panel.axes.plot([x], [y], "o", **ring), entry.place)
         panel.add(entry.name, entry.place, xs, ys)
@@ -301,7 +298,7 @@ def dots(axes: Axes, entry: KeyEntry, spots: Sequence[tuple[float, float, bool]]
         if some:
             face = entry.colour if is_filled else "none"
             drawn = axes.plot(
-                *zip(*some, strict=True), entry.marker, color=entry.colour, markerfacecolor=face, markersize=5.5
+                [x for x, _ in some], [y for _, y in some], entry.marker, colour=entry.colour, face=face, size=5.5
             )
             mark(drawn, entry.place)
 
@@ -376,7 +373,7 @@ def along(sweep: Swept, axes: Axes, canvas_width: float) -> None:
             "x",
             low - pad,
             high + pad,
-            {value: drawing.plain(value) for value in _apart(values, canvas_width * axes.get_position().width)},
+            {value: drawing.plain(value) for value in _apart(values, axes.width)},
         )
     else:
         pad = 0.06 * (high - low)
@@ -420,12 +417,12 @@ def by_row(sweep: Swept) -> Chart | None:
                 _dots(axes, entry, [(at, row, point)], bool(sweep.limits))
                 panel.add(f"{entry.name}: {figure.text(at)}", entry.place, [at], [row])
             if not place:
-                _, y = canvas.place(axes, axes.get_xlim()[0], row)
+                _, y = canvas.place(axes, axes.x.low, row)
                 canvas.text(0, y + 4, entry.name, colour=entry.colour, arm=entry.place)
         panels.append(panel)
     limits = f" Dashed: limits ({', '.join(map(str, sweep.limits))})." if sweep.limits else ""
     title = "Which meet the limits?" if sweep.limits else "How long do requests take?"
-    return Chart(canvas.figure, title, _reading(sweep) + limits, panels, is_wide=True)
+    return Chart(canvas, title, _reading(sweep) + limits, panels, is_wide=True)
 
 
 def pareto(sweep: Swept) -> Chart | None:
@@ -512,18 +509,18 @@ def _scatter(
     if not is_along:
         sign = -1 if is_less else 1
         best = [(a * sign, b) for a, b in _frontier([(a * sign, b) for a, b, _ in every])]
-        axes.plot(*zip(*best, strict=True), color=drawing.REST, linewidth=7, solid_joinstyle="round", zorder=1)
+        axes.plot([x for x, _ in best], [y for _, y in best], colour=drawing.REST, width=7.0)
     ends = []
     for name, spots in known:
         entry = sweep.key[name]
         if sweep.axis is not None:
-            drawing.line(axes, entry, [spot[0] for spot in spots], [spot[1] for spot in spots], linewidth=1.2)
+            drawing.line(axes, entry, [spot[0] for spot in spots], [spot[1] for spot in spots], width=1.2)
         _dots(axes, entry, spots, bool(sweep.limits))
         panel.add(entry.name, entry.place, [float(spot[0]) for spot in spots], [spot[1] for spot in spots])
         ends.append((*max(spots, key=lambda spot: spot[0])[:2], entry))
     canvas.label_ends(axes, ends)
     canvas.text(left + (HALF - left - names) / 2, 24 + height + 38, x[0], colour=QUIET, align="center")
-    return Chart(canvas.figure, title, f"{_reading(sweep)} {text}".strip(), [panel])
+    return Chart(canvas, title, f"{_reading(sweep)} {text}".strip(), [panel])
 
 
 def _from_zero_or_near(axes: Axes, which: str, values: Sequence[float]) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from reports.charts import drawing
+from reports.charts.axes import Axes
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import HALF, LIMIT, LINE, Canvas, Chart, Panel
 from reports.figures import insight, metrics
@@ -81,7 +81,7 @@ def _tail(shown: Comparison, name: str, title: str, what: str, quantiles: Quanti
         "y",
         [float(np.quantile(together, 0.02)), float(together.max()), *(limit.value * 1000 for limit in limits)],
     )
-    axes.set_xscale("log")
+    axes.x.is_log = True
     ticks = {50: "p50", 10: "p90", 1: "p99", 0.1: "p99.9", 0.01: "p99.99"}
     drawing.fixed(axes, "x", 100, last, {at: text for at, text in ticks.items() if at >= last * 0.99})
     for entry, slower, values in lines:
@@ -93,7 +93,7 @@ def _tail(shown: Comparison, name: str, title: str, what: str, quantiles: Quanti
     text = (
         f"{what}, with the tail stretched: from p90 on, each step leaves a tenth as many slower ones. Lower is better."
     )
-    return Chart(canvas.figure, title, text, [panel])
+    return Chart(canvas, title, text, [panel])
 
 
 def _limit(canvas: Canvas, axes: Axes, limit: Condition) -> None:
@@ -101,7 +101,7 @@ def _limit(canvas: Canvas, axes: Axes, limit: Condition) -> None:
     value = limit.value * 1000
     statistic = limit.statistic or ""
     if statistic.startswith("p"):
-        axes.plot([100 - float(statistic[1:])], [value], "v", color=LIMIT, markersize=7, clip_on=False)
+        axes.plot([100 - float(statistic[1:])], [value], "v", colour=LIMIT, size=7, is_clipped=False)
     canvas.label_limit(axes, value, str(limit))
 
 
@@ -126,7 +126,7 @@ def hit_waterfall(shown: Comparison) -> Chart | None:
     )
     for entry, shares in known:
         there = np.flatnonzero(~np.isnan(shares))
-        drawing.line(axes, entry, there, shares[there], marker=entry.marker, markersize=5, clip_on=False)
+        drawing.line(axes, entry, there, shares[there], marker=entry.marker, size=5, is_clipped=False)
         panel.add(entry.name, entry.place, [f"{entry.name}, {name}" for name in names.values()], shares)
     canvas.label_ends(
         axes,
@@ -137,4 +137,4 @@ def hit_waterfall(shown: Comparison) -> Chart | None:
         ],
     )
     text = "; ".join(f"{names[key]}: {text}" for key, text in insight.WATERFALL.items())
-    return Chart(canvas.figure, "Where are prefix hits lost?", f"{text[:1].upper()}{text[1:]}.", [panel])
+    return Chart(canvas, "Where are prefix hits lost?", f"{text[:1].upper()}{text[1:]}.", [panel])

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
-
 from reports.charts import drawing, rows
+from reports.charts.axes import Axes
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import LINE, QUIET, REST, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.charts.sweep import Swept, along, dots
@@ -60,14 +59,14 @@ def _bars(known: Sequence[tuple[KeyEntry, Hits]]) -> Chart:
         begin = 0.0
         for source, share in found.parts.items():
             if share > 0:
-                bar = panel.axes.barh(row, share * 100, 0.62, left=begin, color=COLOURS[source])
-                mark(list(bar), entry.place)
+                bar = panel.axes.bar(begin, row - 0.31, share * 100, 0.62, COLOURS[source])
+                mark(bar, entry.place)
                 said = f"{entry.name}, {SOURCES[source]}: {share:.1%}"
                 panel.add(said, entry.place, [begin + share * 50], [row])
             begin += share * 100
     _percent(panel, "x")
     rows.name_parts(canvas, panel.axes, _names([found for _, found in known]))
-    return Chart(canvas.figure, FROM_WHERE, SHARES, [panel])
+    return Chart(canvas, FROM_WHERE, SHARES, [panel])
 
 
 def _columns(sweep: Swept, lines: dict[str, list[Point]]) -> Chart:
@@ -86,7 +85,7 @@ def _columns(sweep: Swept, lines: dict[str, list[Point]]) -> Chart:
         for column, point in enumerate(line):
             begin = 0.0
             for source, share in (point.hits or Hits()).parts.items():
-                mark(list(axes.bar(column, share * 100, 0.62, bottom=begin, color=COLOURS[source])), entry.place)
+                mark(axes.bar(column - 0.31, begin, 0.62, share * 100, COLOURS[source]), entry.place)
                 said = f"{sweep.axis_label} {drawing.plain(sweep.at(point))}, {SOURCES[source]}: {share:.1%}"
                 panel.add(said, entry.place, [column], [begin + share * 50])
                 begin += share * 100
@@ -96,12 +95,12 @@ def _columns(sweep: Swept, lines: dict[str, list[Point]]) -> Chart:
     rows.name_parts(
         canvas, panels[across - 1].axes, _names([p.hits for line in lines.values() for p in line if p.hits])
     )
-    return Chart(canvas.figure, FROM_WHERE, SHARES, panels, is_wide=across > 1)
+    return Chart(canvas, FROM_WHERE, SHARES, panels, is_wide=across > 1)
 
 
 def _percent(panel: Panel, which: str) -> None:
     drawing.numbers(panel.axes, which, 0, 100, form=lambda value: f"{value:g}%")
-    panel.axes.grid(visible=False)
+    panel.axes.without_grid()
 
 
 def _names(found: Sequence[Hits]) -> dict[str, str]:
@@ -131,8 +130,7 @@ class Measure(NamedTuple):
         reach = [0.0, *(value for one in known for value in (one.value * self.scale, *self.ends(one)))]
         pad = 0.08 * (max(reach) - min(reach)) or 1.0
         drawing.numbers(axes, which, min(reach) - pad / 2, max(reach) + pad, form=self.text)
-        draw_it = axes.axvline if which == "x" else axes.axhline
-        draw_it(0, color=QUIET, linewidth=1.0)
+        axes.rule(0, QUIET, is_upright=which == "x")
 
 
 MEASURES = (
@@ -140,7 +138,7 @@ MEASURES = (
     Measure("prefill avoided (GPU-s)", "GPU-s", 1.0, lambda saved: saved.avoided_gpu_s),
     Measure("GPU-seconds saved", "GPU-s", 1.0, lambda saved: saved.gpu_s),
 )
-PALE: Any = {"linewidth": 4, "alpha": 0.35}
+PALE: Any = {"width": 4.0, "alpha": 0.35}
 
 
 def savings(shown: Comparison) -> Chart | None:
@@ -154,11 +152,11 @@ def savings(shown: Comparison) -> Chart | None:
         panel.x_unit = measure.unit
         for row, (entry, saved) in enumerate(known):
             if (found := measure.of(saved)) is None:
-                panel.axes.annotate("n/a", (0, row), color=QUIET, va="center", fontsize=drawing.SIZE)
+                panel.axes.note(0, row, "n/a", QUIET)
                 continue
             value, ends = found.value * measure.scale, measure.ends(found)
-            mark(panel.axes.plot(ends, [row] * len(ends), color=entry.colour, **PALE), entry.place)
-            mark(panel.axes.plot([value], [row], "o", color=entry.colour, markersize=6), entry.place)
+            mark(panel.axes.plot(ends, [row] * len(ends), colour=entry.colour, **PALE), entry.place)
+            mark(panel.axes.plot([value], [row], "o", colour=entry.colour, size=6), entry.place)
             said = " to ".join(measure.text(float(f"{end:.3g}")) for end in ends)
             said = f"{measure.text(float(f'{value:.4g}'))}{f' ({said})' * bool(said)}"
             panel.add(f"{entry.name}, {measure.name}: {said}", entry.place, [value], [row])
@@ -171,7 +169,7 @@ def savings(shown: Comparison) -> Chart | None:
         text += " TTFT is not compared, because a queue grew."
     if any(one.interval for saved in every for measure in measures if (one := measure.of(saved))):
         text += " Pale: 95% intervals, paired by request for TTFT and over the repeats for GPU-seconds."
-    return Chart(canvas.figure, SAVED, text, panels, is_wide=True)
+    return Chart(canvas, SAVED, text, panels, is_wide=True)
 
 
 def savings_swept(sweep: Swept) -> Chart | None:
@@ -204,7 +202,7 @@ def savings_swept(sweep: Swept) -> Chart | None:
     text = f"Against {sweep.axis_label} {base}; higher is better. Hollow: a queue grew. {_reading(every)}"
     if any(one.interval for saved in every for measure in measures if (one := measure.of(saved))):
         text += " Pale: 95% intervals over the repeats."
-    return Chart(canvas.figure, SAVED, text, panels, is_wide=True)
+    return Chart(canvas, SAVED, text, panels, is_wide=True)
 
 
 def _curves(
@@ -219,10 +217,10 @@ def _curves(
                 x, is_good = sweep.at(point), point.is_stable and line[0][0].is_stable
                 spots.append((x, found.value * measure.scale, is_good))
                 interval = measure.ends(found)
-                mark(panel.axes.plot([x] * len(interval), interval, color=entry.colour, **PALE), entry.place)
+                mark(panel.axes.plot([x] * len(interval), interval, colour=entry.colour, **PALE), entry.place)
         if spots:
             xs, ys, _ = zip(*spots, strict=True)
-            drawing.line(panel.axes, entry, xs, ys, linewidth=1.4)
+            drawing.line(panel.axes, entry, xs, ys, width=1.4)
             dots(panel.axes, entry, spots)
             panel.add(entry.name, entry.place, xs, ys)
             ends.append((xs[-1], ys[-1], entry))

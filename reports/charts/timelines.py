@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from reports.charts import drawing, over_time
+from reports.charts.axes import Axes
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import HALF, REST, WIDE, Canvas, Chart, Panel
 from reports.key import KeyEntry
@@ -44,17 +44,17 @@ def arrivals(shown: Comparison) -> Chart | None:
     drawing.numbers(axes, "y", 0, max(float(rate.max()) for _, rate in seen) * 1.08, most=4)
     for entry, rate in seen:
         if len(seen) == 1:
-            axes.fill_between(centres, rate, color=REST, linewidth=0)
+            axes.fill(centres, 0, rate, REST)
             panel.add("arrivals", None, centres, rate)
         else:
-            drawing.line(axes, entry, centres, rate, linewidth=1.2)
+            drawing.line(axes, entry, centres, rate, width=1.2)
             panel.add(entry.name, entry.place, centres, rate)
     if len(seen) > 1:
         canvas.label_ends(axes, [(float(centres[-1]), float(rate[-1]), entry) for entry, rate in seen])
     text = "Requests are counted when they were due." + (
         " All arms saw the same arrivals." if len(seen) == 1 < len(shown.arms) else ""
     )
-    return Chart(canvas.figure, "When do requests come?", text, [panel])
+    return Chart(canvas, "When do requests come?", text, [panel])
 
 
 def failures(shown: Comparison) -> Chart | None:
@@ -118,7 +118,7 @@ def _over_time(
     canvas, panels = draw_it(shown, known, centres, float(edges[-1]), is_log=is_log)
     if len(shown.arms) > TANGLE:
         text += " Grey: the range of all arms."
-    return Chart(canvas.figure, title, text, panels, is_wide=True)
+    return Chart(canvas, title, text, panels, is_wide=True)
 
 
 Known = Sequence[tuple[Measure, dict[str, Floats]]]
@@ -154,7 +154,7 @@ def _overlaid(
         _scale(axes, values.values(), unit, is_log=is_log)
         for arm, found in values.items():
             entry = shown.key[arm]
-            drawing.line(axes, entry, centres, found, linewidth=1.4)
+            drawing.line(axes, entry, centres, found, width=1.4)
             panel.add(entry.name, entry.place, centres, found)
         if len(shown.arms) > 1:
             canvas.label_ends(axes, [(*_end(centres, found), shown.key[arm]) for arm, found in values.items()])
@@ -191,9 +191,9 @@ def _side_by_side(
             drawing.seconds(axes, "x", 0, end, most=2)
             _scale(axes, values.values(), unit, is_log=is_log)
             table = np.array(list(values.values()))
-            axes.fill_between(centres, np.fmin.reduce(table), np.fmax.reduce(table), color=REST, alpha=0.6, linewidth=0)
+            axes.fill(centres, np.fmin.reduce(table), np.fmax.reduce(table), REST, alpha=0.6)
             if entry.arm in values:
-                drawing.line(axes, entry, centres, values[entry.arm], linewidth=1.4, linestyle="-")
+                drawing.line(axes, entry, centres, values[entry.arm], width=1.4, dashes=())
                 panel.add(entry.name, entry.place, centres, values[entry.arm])
             if column:
                 drawing.no_labels(axes, "y")

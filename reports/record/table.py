@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from reports.record.arrow import arrow_of
 from reports.record.records import COLUMNS, MAX_S, Column, Record, Requests
 
 if TYPE_CHECKING:
@@ -74,16 +75,12 @@ def _part(place: int, run: Record, requests: Requests) -> "pa.Table":
 
     count = len(requests)
     columns = {
-        "run": pa.repeat(pa.scalar(place, pa.int64()), count),
-        "arm": pa.repeat(run.arm, count),
-        "repeat": pa.repeat(pa.scalar(run.repeat, pa.int64()), count),
+        "run": arrow_of(np.full(count, place)),
+        "arm": arrow_of(np.full(count, run.arm, object)),
+        "repeat": arrow_of(np.full(count, run.repeat)),
     }
-    for name, column in COLUMNS.items():
-        values = getattr(requests, name)
-        is_unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-        columns[name] = pa.array(
-            np.ma.getdata(values), pa.string() if column.dtype is np.object_ else None, mask=is_unknown
-        )
+    for name in COLUMNS:
+        columns[name] = arrow_of(getattr(requests, name))
     return pa.table(columns)
 
 

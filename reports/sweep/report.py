@@ -65,8 +65,7 @@ def _write(
     replace_text(out / "table.csv", sweep_table.as_csv(rows))
     sweep = _swept(rows, points, summary.limits)
     found = [row for row in rows if isinstance(row, SearchResult)]
-    with drawing.styled():
-        drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found) | tier_charts.charts(sweep), out / "charts")
+    drawn: list[Drawn] = drawing.draw(charts.charts(sweep, found) | tier_charts.charts(sweep), out / "charts")
     shown = list(_tables(summary))
     text = page.render(
         "sweep.html.jinja",

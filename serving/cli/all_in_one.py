@@ -17,7 +17,7 @@ from serving.cli.ways import BatchInput, EchoOutput, StdinInput
 from serving.frontend.http.listening import listen, listen_at
 from serving.frontend.models import Models
 from serving.frontend.server import serve_frontend
-from serving.model.files import model_name
+from serving.model.hub import model_name
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.stopping import cancel_all, until_stopped

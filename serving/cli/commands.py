@@ -40,7 +40,8 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments, read_arguments, replace_model
 from serving.worker.engine import EngineError
 from serving.worker.loop import run_worker
-from serving.worker.registry import ENGINES, check_installed, make_engine, refuse_role
+from serving.worker.make import check_installed, make_engine, refuse_role
+from serving.worker.registry import ENGINES
 
 FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]

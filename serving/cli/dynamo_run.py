@@ -57,7 +57,8 @@ from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, replace_model
 from serving.worker.engine import Engine
 from serving.worker.loop import run_worker
-from serving.worker.registry import ENGINES, check_installed
+from serving.worker.make import check_installed
+from serving.worker.registry import ENGINES
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,8 @@ from serving.runtime.config import RuntimeConfig, masked
 from serving.transfer.config import OF_TIERS, TransferRunConfig
 from serving.worker.config import ModelConfig, ModelRunConfig, WorkerConfig, flags_to_arguments
 from serving.worker.engine import Engine
-from serving.worker.registry import ENGINES, make_engine, refuse_role
+from serving.worker.make import make_engine, refuse_role
+from serving.worker.registry import ENGINES
 
 SECRET = re.compile(r"--[\w-]*(key|token|secret|password)")
 """Flags of engines whose value is not written anywhere."""

@@ -7,7 +7,8 @@ from typing import Any
 from foundation.extras import install
 from foundation.text import one_line
 from serving.worker.engine import EngineError
-from serving.worker.registry import ENGINES, not_installed
+from serving.worker.make import not_installed
+from serving.worker.registry import ENGINES
 
 MAX_REASON = 600
 """Characters of an engine's own words that are passed on."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Self
 import msgspec
 from msgspec import Meta
 
-from serving.model.files import BYTES_CONTEXT
+from serving.model.context import BYTES_CONTEXT
 from serving.role import Role as Role
 from serving.router import StepCosts, check_registered_mode
 from serving.runtime.address import EndpointAddress

@@ -1,4 +1,7 @@
-"""Whether a request fits into a model's context, as vLLM 0.32 decides it."""
+"""The length of a model's context, and whether a request fits into it, as vLLM 0.32 decides it."""
+
+BYTES_CONTEXT = 131_072
+"""Context length of a model without a config.json."""
 
 
 def refusal(context: int, num_prompt: int, max_tokens: int | None) -> str | None:

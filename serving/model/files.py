@@ -6,15 +6,15 @@ no access to the worker's disk.
 
 import asyncio
 import hashlib
-import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from serving.model.context import BYTES_CONTEXT
 from serving.model.errors import ModelError
-from serving.model.hub import SCHEME, WEIGHTS, fetch, is_hub_id
+from serving.model.hub import WEIGHTS, fetch, is_hub_id
 from serving.runtime.address import EndpointAddress
 
 FILE_NAMES = (
@@ -29,9 +29,6 @@ FILE_NAMES = (
 )
 CHUNK_BYTES = 256 * 1024
 RECEIVE_TIMEOUT_S = 30.0
-BYTES_CONTEXT = 131_072
-"""Context length of a model without a config.json."""
-
 EXPECTED = "expected a folder, a GGUF file or a Hugging Face id"
 
 
@@ -160,14 +157,6 @@ async def _received(name: str, digest: str, pieces: AsyncIterable[bytes]) -> byt
 def files_address(address: EndpointAddress) -> EndpointAddress:
     """Return the endpoint that sends the files of an address's model."""
     return address.beside("model_files")
-
-
-def model_name(model_path: str) -> str:
-    """Derive the served name: the repository, folder or file name."""
-    if is_hub_id(model_path):
-        return model_path.removeprefix(SCHEME).rstrip("/")
-    local = Path(os.path.abspath(Path(model_path).expanduser()))  # noqa: PTH100 (links keep their own names)
-    return local.stem if local.suffix == ".gguf" else local.name
 
 
 def vocab_size(model_path: str) -> int:

@@ -21,6 +21,14 @@ def is_hub_id(model_path: str) -> bool:
     return not is_local and REPOSITORY.fullmatch(model_path) is not None
 
 
+def model_name(model_path: str) -> str:
+    """Derive the served name: the repository, folder or file name."""
+    if is_hub_id(model_path):
+        return model_path.removeprefix(SCHEME).rstrip("/")
+    local = Path(os.path.abspath(Path(model_path).expanduser()))  # noqa: PTH100 (links keep their own names)
+    return local.stem if local.suffix == ".gguf" else local.name
+
+
 def fetch(model_path: str, patterns: Sequence[str]) -> Path:
     """Download the files of a model that match, unless they are in the cache; return the folder.
 

@@ -10,8 +10,9 @@ from serving.frontend.reading import ReadingElsewhere
 from serving.frontend.served_model import ServedModel
 from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
+from serving.model.context import BYTES_CONTEXT
 from serving.model.errors import ModelError
-from serving.model.files import BYTES_CONTEXT, ModelFiles
+from serving.model.files import ModelFiles
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import HERE, LocalCourse, LocalWorkers
 from serving.worker.engine import EngineTraits

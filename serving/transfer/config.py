@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from foundation.settings import NotNegative, Positive, Share, check_settings
-from serving.transfer.make import Transport
+
+Transport = Literal["auto", "shm", "tcp"]
 
 OF_TIERS = ("kv_bytes_scale", "kv_store", "kv_store_write_policy")
 """Settings of tiers beyond a worker's GPUs; a worker of any role may have them."""

@@ -2,16 +2,15 @@
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from serving.transfer.agent import Agent
+from serving.transfer.config import Transport
 from serving.transfer.memory_agent import MemoryAgent
 from serving.transfer.proven import Token
 from serving.transfer.shm import Shm
 from serving.transfer.tcp import Tcp
 from serving.transfer.way import OnNotice, Way
-
-Transport = Literal["auto", "shm", "tcp"]
 
 
 def make_agent(

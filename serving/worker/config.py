@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-import yaml
 from msgspec import Meta
 
 from foundation.settings import Count, Wait, Whole, changed, check_settings
@@ -146,6 +145,8 @@ def read_arguments(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: it cannot be read, or does not contain an object.
     """
+    import yaml
+
     is_yaml = path.suffix in (".yaml", ".yml")
     try:
         text = path.read_text()
@@ -165,6 +166,8 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
     Raises:
         ValueError: some of the words are not flags.
     """
+    import yaml
+
     arguments: dict[str, Any] = {}
     waiting: str | None = None
     for word in flags:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from serving.worker.config import WorkerConfig
-from serving.worker.registry import ENGINES, EngineChoice, make_engine
+from serving.worker.make import make_engine
+from serving.worker.registry import ENGINES, EngineChoice
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 OF_A_GPU = 0.9

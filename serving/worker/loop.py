@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from serving.model.files import BYTES_CONTEXT, ModelFiles
+from serving.model.context import BYTES_CONTEXT
+from serving.model.files import ModelFiles
 from serving.model.template import ChatTemplate
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime

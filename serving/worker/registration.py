@@ -8,8 +8,10 @@ from typing import Any
 import msgspec
 
 from serving.model.card import Bootstrap, ModelCard, ModelType, Role
+from serving.model.context import BYTES_CONTEXT
 from serving.model.errors import ModelError
-from serving.model.files import BYTES_CONTEXT, ModelFiles, files_address, model_name
+from serving.model.files import ModelFiles, files_address
+from serving.model.hub import model_name
 from serving.model.parsers import check_parsers
 from serving.model.watch import present_cards
 from serving.router import StepCosts, check_registered_mode

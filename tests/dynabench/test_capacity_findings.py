@@ -12,7 +12,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.settings import ExperimentConfig
 from mocker.timing.config import TimingConfig
 from reports.capacity.answer import Alternative, PlanAnswer, Ranked, grids, modes_told, sizes_told
-from reports.charts import drawing, plan
+from reports.charts import plan
 from reports.figures.outcomes import Outcome
 from reports.key import key_of
 from tests.reports.test_sweep_report import point
@@ -144,9 +144,8 @@ def test_an_upper_bound_is_shown_as_one_wherever_its_gpus_are():
     [grid] = grids(answer)
     assert [cells[:3] for _, cells in grid.rows] == [["8", "2", "20"], ["<= 16", "<= 4", "<= 40"]]
     assert "<= 16: fewer than 16 may be enough" in grid.note
-    with drawing.styled():
-        chart = plan.layouts(answer, key_of(["a", "b"]))
-    assert {"8", "at most 16"} <= {text.get_text() for text in chart.figure.texts}
+    chart = plan.layouts(answer, key_of(["a", "b"]))
+    assert {"8", "at most 16"} <= {text.text for text in chart.canvas.texts}
 
 
 def test_what_ties_with_the_best_is_said(findings):

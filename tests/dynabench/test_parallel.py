@@ -1,25 +1,76 @@
 """Tests of carrying out many calls at once."""
 
-import functools
+import os
 import time
 
-import joblib
+import pytest
 
-from dynabench.experiment import parallel
+from dynabench.experiment import cost
+from dynabench.experiment.cost import num_processes
+from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
 
 
 def late(number):
     time.sleep(0.02)
-    return number
+    return number, os.getpid()
 
 
-def test_calls_are_carried_out_though_idle_processes_end_as_they_come(monkeypatch):
-    """loky's warning, an error here, ended the thread that collects results: the calls never ended."""
-    config = functools.partial(joblib.parallel_config, idle_worker_timeout=0.02)
-    monkeypatch.setattr(joblib, "parallel_config", config)
-    for _ in range(10):
+def test_calls_are_spread_over_as_many_processes_as_were_asked_for():
+    for _ in range(3):
         with Interrupt() as interrupt:
-            results = dict(parallel.in_parallel([(late, (n,)) for n in range(6)], 2, interrupt=interrupt))
-        assert results == {n: n for n in range(6)}
-        time.sleep(0.03)  # so that the processes are about to end
+            results = dict(in_parallel([(late, (n,)) for n in range(6)], 2, interrupt=interrupt))
+        assert {place: number for place, (number, _) in results.items()} == {n: n for n in range(6)}
+        pids = {pid for _, pid in results.values()}
+        assert 1 <= len(pids) <= 2
+        assert os.getpid() not in pids
+
+
+def test_a_single_call_is_carried_out_here():
+    with Interrupt() as interrupt:
+        results = list(in_parallel([(late, (1,))], 2, interrupt=interrupt))
+    assert results == [(0, (1, os.getpid()))]
+
+
+def known_here():
+    return list(KNOWN)
+
+
+KNOWN = []
+
+
+def test_processes_know_what_this_one_knew_when_they_began():
+    KNOWN.append("a workload")
+    try:
+        with Interrupt() as interrupt:
+            results = list(in_parallel([(known_here, ())] * 2, 2, interrupt=interrupt))
+    finally:
+        KNOWN.clear()
+    assert [found for _, found in results] == [["a workload"]] * 2
+
+
+def test_calls_whose_results_nobody_takes_any_more_end(tmp_path):
+    """Whoever takes results fails, as on a full disk: the calls under way are told to end."""
+    with Interrupt() as interrupt:
+        results = in_parallel([(late, (1,)), (until_raised, (interrupt.flag,))], 2, interrupt=interrupt)
+        next(results)
+        results.close()
+        assert interrupt.flag.is_raised()
+
+
+def until_raised(flag):
+    while not flag.is_raised():
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "work_s", "expected"),
+    [(0, 0.0, 1), (0, 0.49, 1), (0, 0.5, 2), (0, 0.75, 3), (0, 1e3, 8), (1, 1e3, 1), (3, 0.01, 3)],
+)
+def test_processes_are_as_many_as_have_enough_to_do_unless_a_number_is_asked_for(monkeypatch, jobs, work_s, expected):
+    monkeypatch.setattr(cost, "num_cores", lambda: 8)
+    assert num_processes(jobs, work_s) == expected
+
+
+def test_two_short_runs_of_a_small_workload_are_not_worth_a_process():
+    assert cost.expected_s(2 * 1200) < 2 * cost.WORTH_S

@@ -10,7 +10,8 @@ import pytest
 from foundation.extras import install
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig, flags_to_arguments
-from serving.worker.registry import ENGINES, make_engine
+from serving.worker.make import make_engine
+from serving.worker.registry import ENGINES
 from tests.support.commands import dynamo_run, run
 
 

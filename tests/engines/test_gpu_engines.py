@@ -23,7 +23,7 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
-from serving.worker.registry import make_engine
+from serving.worker.make import make_engine
 from tests.support.model import write_model
 from tests.support.waiting import PATIENCE_S, in_time, until, until_async, wait_for
 

@@ -15,7 +15,7 @@ from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
-from serving.worker.registry import make_engine
+from serving.worker.make import make_engine
 from tests.engines.test_gpu_engines import PACKAGES, STANDINS, request, standins, tokens_of
 from tests.support.waiting import in_time, until_async
 

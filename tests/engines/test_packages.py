@@ -9,7 +9,8 @@ from foundation.extras import install
 from serving.model.files import ModelFiles
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
-from serving.worker.registry import ENGINES, make_engine
+from serving.worker.make import make_engine
+from serving.worker.registry import ENGINES
 from tests.support.commands import dynabench, dynamo_run
 from tests.support.model import write_model
 

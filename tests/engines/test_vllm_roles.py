@@ -21,7 +21,7 @@ from serving.engines.vllm.roles import (
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import KvTransfers
-from serving.worker.registry import make_engine
+from serving.worker.make import make_engine
 
 PORT = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 PARAMS = {

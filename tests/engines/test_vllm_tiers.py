@@ -3,7 +3,7 @@
 import pytest
 
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.registry import make_engine
+from serving.worker.make import make_engine
 
 LMCACHE = {"kv_connector": "LMCacheMPConnector", "kv_role": "kv_both"}
 MODULE = {"kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector"}

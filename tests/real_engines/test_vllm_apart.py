@@ -14,7 +14,7 @@ import uvloop
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.worker.config import ModelRunConfig, WorkerConfig
-from serving.worker.registry import make_engine
+from serving.worker.make import make_engine
 from tests.real_engines.serving_vllm import VLLM_FLAGS
 from tests.real_engines.test_vllm import descendants, tokens
 from tests.support.waiting import PATIENCE_S, in_time

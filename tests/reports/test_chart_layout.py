@@ -1,18 +1,16 @@
 """Nothing in a chart overlaps or is cut, as measured: of few arms and of many, of sweeps and of searches."""
 
 import itertools
+from xml.etree import ElementTree
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from msgspec import structs
 
 from reports import charts
 from reports.capacity.answer import AtLoad, PlanAnswer, Ranked, Sureness
-from reports.charts import plan, sweep
+from reports.charts import drawing, plan, sweep
 from reports.charts.comparison import Comparison
-from reports.charts.drawing import STYLE
 from reports.figures import slo
 from reports.figures.outcomes import Outcome, of_run
 from reports.key import key_of
@@ -27,24 +25,27 @@ LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
 READ = [slo.parse_slo(limit) for limit in LIMITS]
 
 
-def overlaps(figure):
-    """Return the texts of a figure that meet others, or leave it."""
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    figure.draw_without_rendering()
-    texts = [
-        text
-        for text in figure.findobj(mpl.text.Text)
-        if text.get_text().strip() and text.get_visible() and getattr(text.axes, "axison", True) is not False
-    ]
-    boxes = {text: text.get_window_extent(renderer).padded(-1.5) for text in texts}
-    width, height = figure.get_size_inches() * 72
+def boxes(canvas):
+    """Return the texts of a picture, and the box of each: left, top, right and bottom."""
+    picture = ElementTree.fromstring(canvas.svg("x", lambda colour: colour))
+    for text in picture.iter("{http://www.w3.org/2000/svg}text"):
+        width, x, y = drawing.text_width(text.text), float(text.get("x")), float(text.get("y"))
+        left = x - width * {"middle": 0.5, "end": 1.0}.get(text.get("text-anchor"), 0.0)
+        yield text.text, (left, y - drawing.SIZE * 0.75, left + width, y + drawing.SIZE * 0.2)
+
+
+def overlaps(canvas):
+    """Return the texts of a picture that meet others, or leave it."""
+    found = [(text, np.array(box)) for text, box in boxes(canvas) if text.strip()]
     outside = [
-        text.get_text() for text, box in boxes.items() if box.x0 < 0 or box.y0 < 0 or box.x1 > width or box.y1 > height
+        text
+        for text, (left, top, right, bottom) in found
+        if left < 0 or top < 0 or right > canvas.width or bottom > canvas.height
     ]
     met = [
-        (one.get_text(), other.get_text())
-        for (one, box), (other, another) in itertools.combinations(boxes.items(), 2)
-        if box.overlaps(another)
+        (text, other)
+        for (text, box), (other, its) in itertools.combinations(found, 2)
+        if (box[:2] + 1.5 < its[2:]).all() and (its[:2] + 1.5 < box[2:]).all()
     ]
     return met + outside
 
@@ -52,7 +53,7 @@ def overlaps(figure):
 def check(found):
     assert found
     for name, chart in found.items():
-        assert overlaps(chart.figure) == [], name
+        assert overlaps(chart.canvas) == [], name
 
 
 def arm(number, count, *, failed=0):
@@ -66,12 +67,6 @@ def arm(number, count, *, failed=0):
         worker=np.arange(400) % 8, gaps=np.array([[0.01, 0.001 * (number + 1), 0, 90, 400]]), kv=kv,
         error=["no"] * failed + [""] * (400 - failed),
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with mpl.rc_context(rc=STYLE):
-        yield
 
 
 def compared(runs, limits=LIMITS):

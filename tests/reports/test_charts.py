@@ -1,26 +1,19 @@
 """The charts: what each shows of a run, and that it is left out where it says nothing."""
 
-import matplotlib as mpl
 import numpy as np
 import pytest
-from matplotlib.colors import to_rgba
 
 from reports import charts
 from reports.charts import over_time, tiers
 from reports.charts.comparison import Comparison
-from reports.charts.drawing import STYLE, duration, spread
+from reports.charts.drawing import duration, spread
+from reports.charts.marks import Map
 from reports.charts.rows import PART_COLOURS
 from reports.figures import slo
 from reports.key import PALETTE, key_of
 from reports.record.pools import KvOverTime
 from reports.summarize import summarize
 from tests.reports.runs import GROWN, apart, busy, run, tiered
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with mpl.rc_context(rc=STYLE):
-        yield
 
 
 def chart(name, *runs, limits=()):
@@ -48,14 +41,14 @@ def test_a_tail_goes_from_the_fastest_to_the_slowest():
 def test_a_tail_ends_where_the_sample_does():
     (panel,) = drawn("ttft_tail", run("a", ttft=[1 + n / 1000 for n in range(1000)]))
     assert series(panel)["a"].x[-1] == pytest.approx(0.1)
-    labels = [text.get_text() for text in panel.axes.get_xticklabels()]
+    labels = list(panel.axes.x.labels)
     assert labels == ["p50", "p90", "p99", "p99.9"]
 
 
 def test_a_limit_is_drawn_into_the_tail():
     found = chart("ttft_tail", run("a", ttft=[1.0, 2.0] * 200), limits=["ttft.p99 <= 3s"])
-    assert "ttft.p99 <= 3000 ms" in [text.get_text() for text in found.figure.texts]
-    low, high = found.panels[0].axes.get_ylim()
+    assert "ttft.p99 <= 3000 ms" in [text.text for text in found.canvas.texts]
+    low, high = found.panels[0].axes.y.ends
     assert low < 3000 < high
 
 
@@ -71,13 +64,13 @@ def test_percentiles_are_the_summarys_figures():
 
 def test_a_percentile_that_the_sample_cannot_carry_is_not_at_zero():
     first = drawn("percentiles", run("a", ttft=[1.0, 2.0]))[0]
-    assert first.axes.get_xlim()[0] > 0
+    assert first.axes.x.low > 0
     assert not any("p99" in label for label in series(first))
 
 
 def test_an_arm_without_a_figure_says_so():
     first = drawn("percentiles", run("a", ttft=[1.0, 2.0]), run("b", error=["no", "no"]))[0]
-    assert "n/a" in [text.get_text() for text in first.axes.texts]
+    assert "n/a" in [note.text for note in first.axes.notes]
 
 
 def test_one_arm_has_no_differences():
@@ -130,32 +123,31 @@ def test_many_workers_share_rows_and_none_is_left_out():
     many = run(ttft=[1.0] * 300, worker=np.arange(300), num_workers=300)
     found = chart("worker_work", many)
     assert "mean of 5 workers" in found.description
-    (image,) = found.panels[0].axes.get_images()
-    assert image.get_array().shape == (60, 60)
+    (table,) = (one.table for one in found.panels[0].axes.behind if isinstance(one, Map))
+    assert table.shape == (60, 60)
     edges = over_time.windows([many], 60)
     work = (over_time.work(many, edges) * np.diff(edges)).sum()
-    assert float((image.get_array() * np.diff(edges)).sum() * 5) == pytest.approx(work)
+    assert float((table * np.diff(edges)).sum() * 5) == pytest.approx(work)
 
 
 def test_each_worker_has_a_row_up_to_the_most_that_a_page_can_show():
     found = chart("worker_work", run(ttft=[1.0] * 40, worker=np.arange(40), num_workers=40))
-    assert found.panels[0].axes.get_images()[0].get_array().shape[0] == 40
+    assert found.panels[0].axes.behind[-1].table.shape[0] == 40
     assert found.description.endswith("Each row is a worker, with 0 at the bottom.")
 
 
 def test_a_map_has_a_scale_of_its_colours_from_zero_with_the_unit():
     found = chart("worker_load", run(ttft=[1.0] * 4, worker=[0, 0, 1, 0]))
-    *_, scale = found.figure.axes
-    (image,) = found.panels[0].axes.get_images()
-    assert scale.get_ylim() == image.get_clim() == (0, 2)
-    first, *_, last = (label.get_text() for label in scale.get_yticklabels())
+    *_, scale = found.canvas.all_axes
+    assert scale.y.ends == (0, found.panels[0].axes.behind[-1].top) == (0, 2)
+    first, *_, last = scale.y.labels
     assert (first, last) == ("0", "2")
-    assert "requests" in [text.get_text() for text in found.figure.texts]
+    assert "requests" in [text.text for text in found.canvas.texts]
 
 
 def bars(panel):
     """Return (begin, width, row) of each bar."""
-    return [(bar.get_x(), bar.get_width(), round(bar.get_y() + 0.31)) for bar in panel.axes.patches]
+    return [(bar.x, bar.width, round(bar.y + 0.31)) for bar in panel.axes.patches]
 
 
 def test_the_parts_of_ttft_are_stacked_in_a_bar_per_arm():
@@ -166,7 +158,7 @@ def test_the_parts_of_ttft_are_stacked_in_a_bar_per_arm():
 
 def test_the_parts_of_ttft_have_one_key_and_no_arm_has_their_colours():
     found = chart("ttft_split", apart("a"), apart("b"))
-    texts = [text.get_text() for text in found.figure.texts]
+    texts = [text.text for text in found.canvas.texts]
     assert [text for text in texts if text in {"queue", "prefill", "decode queue", "transfer", "first step"}] == [
         "first step", "transfer", "decode queue", "prefill", "queue",
     ]  # fmt: skip
@@ -175,7 +167,7 @@ def test_the_parts_of_ttft_have_one_key_and_no_arm_has_their_colours():
 
 def test_blocks_that_were_waited_for_first_are_drawn_first():
     (panel,) = drawn("ttft_split", apart(decode_queued_s=[0.0, 10.0], decode_blocks_s=[0.75, 10.75]))
-    assert panel.axes.patches[0].get_facecolor() == to_rgba(PART_COLOURS["decode_queue"])
+    assert panel.axes.patches[0].colour == PART_COLOURS["decode_queue"]
 
 
 def test_the_ttft_of_a_server_is_not_divided():
@@ -216,7 +208,7 @@ def test_the_kv_in_use_is_known_as_long_as_it_was_noted():
 def test_the_queue_the_batch_the_tokens_and_the_kv_in_use_are_shown_over_time():
     kv = (KvOverTime("workers", 1.0, (0.5, 0.25, 0.75, 0.5)),)
     found = chart("load", run(ttft=[1.0] * 8, admitted_s=np.arange(8) + 0.75, kv=kv))
-    assert [text.get_text() for text in found.figure.texts] == [
+    assert [text.text for text in found.canvas.texts] == [
         "requests waiting", "requests running (batch)", "output tokens/s", "KV in use",
     ]  # fmt: skip
 
@@ -226,7 +218,7 @@ def test_lines_that_would_tangle_have_a_panel_each(count):
     runs = [run(f"arm {n}", ttft=[1.0 + n + m for m in range(9)]) for n in range(count)]
     panels = drawn("ttft_over_time", *runs)
     assert len(panels) == (2 if count == 3 else 2 * count)
-    assert len({panel.axes.get_ylim() for panel in panels[::2]}) == 1
+    assert len({panel.axes.y.ends for panel in panels[::2]}) == 1
 
 
 def test_labels_keep_their_distance_and_order():

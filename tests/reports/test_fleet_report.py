@@ -341,8 +341,8 @@ def test_a_sweep_draws_what_is_within_the_limits_against_gpu_hours():
         "planner hpa": ([3.0], [80.0]),
         "planner lead-time": ([2.0], [99.0]),
     }
-    front = panel.axes.get_lines()[0]
-    assert sorted(zip(*front.get_data(), strict=True)) == [(2.0, 99.0), (4.0, 99.5)]
+    front = panel.axes.lines[0]
+    assert sorted(zip(front.x.tolist(), front.y.tolist(), strict=True)) == [(2.0, 99.0), (4.0, 99.5)]
 
 
 def test_a_sweep_whose_workers_stand_still_is_as_before(tmp_path):

@@ -1,11 +1,9 @@
 """The charts of sweeps and searches: what each shows, in which order and colours."""
 
-import matplotlib as mpl
 import pytest
 from msgspec import structs
 
 from reports.charts import sweep, tiers
-from reports.charts.drawing import STYLE
 from reports.figures.metrics import Throughput
 from reports.figures.outcomes import Outcome
 from reports.figures.slo import parse_slo
@@ -15,12 +13,6 @@ from tests.reports.test_tier_report import sized
 
 LIMIT = "ttft.p99 <= 2000 ms"
 LIMITS = [parse_slo(LIMIT)]
-
-
-@pytest.fixture(autouse=True)
-def style():
-    with mpl.rc_context(rc=STYLE):
-        yield
 
 
 def tried(mode, workers, ttft_s):
@@ -33,18 +25,14 @@ def drawn(points):
     return sweep.charts(sweep.swept(points, LIMITS), [])
 
 
-def labels(axes):
-    return [label.get_text() for side in (axes.xaxis, axes.yaxis) for label in side.get_ticklabels()]
-
-
 def test_a_limit_is_drawn_and_the_fewest_workers_within_it_have_a_ring():
     chart = drawn([tried("kv", workers, 6.0 / workers) for workers in (1, 2, 3, 4)])["limits"]
     assert chart.title == "How many workers meet the limits?"
-    assert "limit 2 s" in [text.get_text() for text in chart.figure.texts]
+    assert "limit 2 s" in [text.text for text in chart.canvas.texts]
     axes = chart.panels[0].axes
-    assert [2000, 2000] in [list(line.get_ydata()) for line in axes.get_lines()]
-    (ring,) = (line for line in axes.get_lines() if line.get_markersize() == 13)
-    assert (list(ring.get_xdata()), list(ring.get_ydata())) == ([3], [2000])
+    assert [rule.value for rule in axes.rules] == [2000]
+    (ring,) = (line for line in axes.lines if line.size == 13)
+    assert (ring.x.tolist(), ring.y.tolist()) == ([3], [2000])
     assert chart.description.endswith("Ring: the lowest number of workers that meets all limits (kv: 3).")
 
 
@@ -56,8 +44,8 @@ def test_limits_of_each_request_are_one_share_with_its_limit():
 
     points = [within(workers) for workers in (1, 2, 3)]
     chart = sweep.charts(sweep.swept(points, [parse_slo("ttft <= 300ms")]), [])["limits"]
-    assert "requests within their limits" in [text.get_text() for text in chart.figure.texts]
-    assert "limit 99%" in [text.get_text() for text in chart.figure.texts]
+    assert "requests within their limits" in [text.text for text in chart.canvas.texts]
+    assert "limit 99%" in [text.text for text in chart.canvas.texts]
     assert chart.description.endswith("(kv: 3).")
 
 
@@ -76,9 +64,8 @@ def test_figures_that_differ_little_have_whole_numbers_at_their_axes():
         for workers in (1, 2, 3, 4)
     ]
     axes = drawn(points)["throughput"].panels[0].axes
-    assert axes.yaxis.get_offset_text().get_text() == ""
-    assert not [label for label in labels(axes) if "e" in label or "+" in label]
-    assert all(1150 < float(label.get_text().replace(",", "")) < 1290 for label in axes.yaxis.get_ticklabels())
+    assert not [label for label in (*axes.x.labels, *axes.y.labels) if "e" in label or "+" in label]
+    assert all(1150 < float(label.replace(",", "")) < 1290 for label in axes.y.labels)
 
 
 def test_what_all_points_have_alike_has_no_chart():
@@ -110,14 +97,14 @@ def test_hits_by_tier_have_a_panel_for_each_line_and_a_bar_for_each_size():
     swept = sweep.swept([sized(mode, size, 90.0) for mode in ("kv", "random") for size in (64, 0)], [])
     chart = tiers.charts(swept)["hits_by_tier"]
     assert len(chart.panels) == 2
-    shown = [(bar.get_x() + 0.31, round(bar.get_y()), round(bar.get_height())) for bar in chart.panels[0].axes.patches]
+    shown = [(bar.x + 0.31, round(bar.y), round(bar.height)) for bar in chart.panels[0].axes.patches]
     assert shown == [(0, 0, 30), (0, 30, 70), (1, 0, 30), (1, 30, 20), (1, 50, 50)]
 
 
 def test_hits_by_tier_have_a_row_for_each_combination_where_no_number_is_varied():
     swept = sweep.swept([sized(mode, 16, 90.0) for mode in ("kv", "random")], [])
     (panel,) = tiers.charts(swept)["hits_by_tier"].panels
-    assert len(panel.axes.get_yticks()) == 2
+    assert len(panel.axes.y.ticks) == 2
     assert "tier_savings" not in tiers.charts(swept)
 
 
@@ -128,8 +115,8 @@ def test_what_tiers_save_is_a_curve_from_nothing_at_the_smallest_size():
     assert of_prefill.series[0].y == pytest.approx([0, 2, 2])
     assert of_ttft.series[0].y == pytest.approx([0, 50, 200])
     assert (of_gpus.series[0].x, of_gpus.series[0].y) == ([0, 16, 64], [0, -5, 20])
-    (hollow,) = [line for line in of_gpus.axes.get_lines() if line.get_markerfacecolor() == "none"]
-    assert list(hollow.get_xdata()) == [16]
+    (hollow,) = [line for line in of_gpus.axes.lines if line.face == "none"]
+    assert hollow.x.tolist() == [16]
     assert chart.description.startswith("Against kv offloading size 0; higher is better.")
     assert "The values are from one run of 60 requests each." in chart.description
 
@@ -143,8 +130,8 @@ def test_savings_have_intervals_over_repeats():
         for one in points
     ]
     chart = tiers.charts(sweep.swept(points, []))["tier_savings"]
-    pale = [line for line in chart.panels[-1].axes.get_lines() if line.get_alpha() == 0.35 and len(line.get_xdata())]
-    assert list(pale[-1].get_ydata()) == pytest.approx([12 - 12.706 * 4, 12 + 12.706 * 4], rel=1e-3)  # of 16 and 8
+    pale = [line for line in chart.panels[-1].axes.lines if line.alpha == 0.35 and len(line.x)]
+    assert pale[-1].y.tolist() == pytest.approx([12 - 12.706 * 4, 12 + 12.706 * 4], rel=1e-3)  # of 16 and 8
     assert chart.description.endswith("Pale: 95% intervals over the repeats.")
 
 

@@ -10,8 +10,8 @@ import pytest
 import tokenizers
 
 from serving.model.errors import ModelError
-from serving.model.files import ModelFiles, model_name
-from serving.model.hub import is_hub_id
+from serving.model.files import ModelFiles
+from serving.model.hub import is_hub_id, model_name
 from tests.support import hub_server
 from tests.support.model import write_model
 from tests.support.waiting import PATIENCE_S

@@ -20,8 +20,6 @@ from tests.support import warm
 IMPORTED = [
     "dynabench.cli.app",
     "joblib",
-    "matplotlib.backends.backend_svg",
-    "matplotlib.figure",
     "numpy",
     "pandas",
     "pyarrow.pandas_compat",

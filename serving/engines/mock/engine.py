@@ -31,7 +31,8 @@ from serving.engines.mock.rank import MockEngine
 from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
 from serving.model.constraints import NO_GRAMMAR
-from serving.model.files import BYTES_CONTEXT, ModelFiles
+from serving.model.context import BYTES_CONTEXT
+from serving.model.files import ModelFiles
 from serving.model.tokenizer import load_tokenizer
 from serving.role import KV_ROLES
 from serving.runtime.server import AnswerStream

@@ -1,0 +1,132 @@
+"""Calls that are carried out in other processes: in forks of this one, or on a Ray or Dask cluster."""
+
+import gc
+import itertools
+import os
+import signal
+import traceback
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
+from multiprocessing import get_context
+from typing import Any, Literal, NamedTuple
+
+from dynabench.experiment.parallel import Call, with_flag
+from dynabench.interrupt import ASKING, Flag, Interrupt, InterruptError, held_back
+from foundation.errors import UserError
+from foundation.extras import install
+from foundation.processes import end_with_parent
+
+
+class Ended(NamedTuple):
+    """What became of a call."""
+
+    place: int
+    result: Any = None
+    is_done: bool = True
+    """Whether it ended by itself; an interrupted one did not."""
+
+
+class Failure(NamedTuple):
+    """The exception that a call raised."""
+
+    error: Exception
+
+
+def succeeded(results: Generator[Ended, None, None], interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
+    """Yield the results of calls; after a failed one, wait for those under way and raise its exception."""
+    failure: Exception | None = None
+    with closing(results):
+        for place, result, is_done in results:
+            if is_done:
+                interrupt.flag._replace(place=place).progress.note(1.0)
+            if isinstance(result, Failure):
+                failure = failure or result.error
+                interrupt.flag.raise_()  # the call may have failed on another host
+            elif is_done and failure is None:
+                yield place, result
+    if failure is not None:
+        raise failure
+
+
+def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) -> Generator[Ended, None, None]:
+    """Carry out calls in forks of this process, which have its modules and workloads from the start."""
+    pool = ProcessPoolExecutor(num_processes, get_context("fork"), end_with_parent, (os.getpid(),))
+    waiting = iter(enumerate(calls))
+
+    def begin(count: int) -> set[Future[Ended]]:
+        return {
+            pool.submit(_carry_out, call, args, interrupt.flag._replace(place=place))
+            for place, (call, args) in itertools.islice(waiting, count)
+        }
+
+    gc.freeze()  # so that forks need not copy what they never change
+    with held_back():  # all processes start with the first call
+        running = begin(num_processes)
+    try:
+        while running:
+            ended, running = wait(running, return_when=FIRST_COMPLETED)
+            running |= begin(len(ended))
+            yield from (future.result() for future in ended)
+    except BrokenProcessPool as error:  # its message does not say what would help
+        raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
+    finally:
+        if running:  # who wanted the results has failed
+            interrupt.flag.raise_()
+        pool.shutdown()
+        gc.unfreeze()
+
+
+def on_cluster(
+    calls: Sequence[Call], jobs: int, interrupt: Interrupt, kind: Literal["ray", "dask"], address: str | None
+) -> Generator[Ended, None, None]:
+    """Carry out calls on a Ray or Dask cluster."""
+    with _cluster(kind, jobs or -1, address):
+        import joblib
+
+        results = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)(
+            joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
+            for place, (function, args) in enumerate(calls)
+        )
+        with closing(results):
+            yield from results
+
+
+def _cluster(kind: Literal["ray", "dask"], jobs: int, address: str | None) -> Any:
+    """Return a context in which joblib uses a cluster."""
+    try:
+        import joblib
+
+        if kind == "ray":
+            import ray
+            from ray.util.joblib import register_ray
+
+            ray.init(address=address, log_to_driver=False)
+            register_ray()
+        else:
+            from distributed import Client
+
+            start: Any = Client
+            start(address) if address else start()
+    except ImportError as error:
+        raise UserError(f"--backend {kind} needs a package that is not installed; run {install(kind)}") from error
+    except (OSError, ConnectionError, RuntimeError) as error:
+        raise UserError(f"the {kind} cluster at {address or 'a local address'} does not respond: {error}") from error
+    return joblib.parallel_config(kind, n_jobs=jobs)
+
+
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> Ended:
+    """Carry out a call in another process, unless the flag is raised."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster, this process was not started by us
+    if flag.is_raised():
+        return Ended(flag.place, is_done=False)
+    try:
+        with flag.obeyed():
+            return Ended(flag.place, call(*with_flag(flag, args)))
+    except InterruptError:
+        return Ended(flag.place, is_done=False)
+    except Exception as error:
+        flag.raise_()  # immediately, before this process gets another call
+        error.add_note(traceback.format_exc())  # the traceback is not sent automatically
+        return Ended(flag.place, Failure(error))
