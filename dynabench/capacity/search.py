@@ -107,10 +107,10 @@ class Layout:
 class Search:
     """What is known about each layout, and what to find out next."""
 
-    def __init__(self, layouts: Sequence[Layout], *, max_gpus: int) -> None:
-        """Start a search with at most `max_gpus`."""
+    def __init__(self, layouts: Sequence[Layout], *, max_gpus: int, breaks_ties: bool = True) -> None:
+        """Start a search with at most `max_gpus`; `breaks_ties`: also try what costs as much as the cheapest."""
         self.layouts = list(layouts)
-        self._max_gpus = max_gpus
+        self._max_gpus, self._breaks_ties = max_gpus, breaks_ties
 
     @property
     def best(self) -> Question | None:
@@ -188,7 +188,7 @@ class Search:
     def _ties(self) -> list[Question]:
         """Return the untried ones that cost as much as the best."""
         best = self.best
-        if best is None:
+        if best is None or not self._breaks_ties:
             return []
         found = []
         for place, layout in enumerate(self.layouts):

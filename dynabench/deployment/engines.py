@@ -184,9 +184,13 @@ def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long:
     context = engine.config.max_model_len
     if fail_on_too_long and context is not None:
         _check_context(workload, context, PARTS[engine.config.kv_role])
+    capacity = engine.longest_sequence
+    most = capacity if engine.config.enable_chunked_prefill else min(capacity, engine.config.max_num_batched_tokens)
     for number, request in enumerate(workload):
+        if request.input_length + request.output_length <= most:
+            continue
         if context is None or refusal_of(request, context) is None:
-            _check_room(f"{workload.name}: request {number}", request, engine)
+            _check_room(f"{workload.name}: request {number}", request, engine, capacity)
 
 
 def _check_context(workload: Workload, context: int, part: str) -> None:
@@ -199,9 +203,9 @@ def _check_context(workload: Workload, context: int, part: str) -> None:
             )
 
 
-def _check_room(name: str, request: Request, engine: SimulatedEngine) -> None:
-    """Refuse a request that never fits into the KV cache, or into a step."""
-    config, capacity = engine.config, engine.longest_sequence
+def _check_room(name: str, request: Request, engine: SimulatedEngine, capacity: int) -> None:
+    """Refuse a request that never fits into the KV cache (`capacity` tokens), or into a step."""
+    config = engine.config
     part = PARTS[config.kv_role]
     output_length = 1 if config.kv_role == "kv_producer" else request.output_length
     total = min(request.input_length + output_length, config.max_model_len or sys.maxsize)

@@ -27,8 +27,12 @@ def load_workload(
     Raises:
         WorkloadError: it cannot be read, or no requests are left.
     """
-    workload = read_workload(files, format=format, columns=columns, block_size=trace_block_size)
-    return shape(workload, config, seed=seed)
+    return shape(_read(files, trace_block_size, format, columns), config, seed=seed)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(files: tuple[Path, ...], block_size: int | None, format: str | None, columns: str | None) -> Workload:
+    return read_workload(files, format=format, columns=columns, block_size=block_size)
 
 
 def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
