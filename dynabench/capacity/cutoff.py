@@ -23,9 +23,9 @@ CHECKS = 100
 class DecidedError(Exception):
     """A run has missed limits for certain."""
 
-    def __init__(self, missed: list[Outcome], requests: int) -> None:
+    def __init__(self, missed: list[Outcome], cluster: Cluster) -> None:
         super().__init__(missed)
-        self.missed, self.requests = missed, requests
+        self.missed, self.cluster = missed, cluster
 
 
 class Cutoff:
@@ -57,7 +57,7 @@ class Cutoff:
             return
         self._due = cluster.num_ended + max(self._num_requests // CHECKS, 1)
         if missed := self._missed(cluster):
-            raise DecidedError(missed, cluster.num_ended)
+            raise DecidedError(missed, cluster)
 
     def _missed(self, cluster: Cluster) -> list[Outcome]:
         self._count_gaps(cluster)
