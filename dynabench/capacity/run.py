@@ -22,7 +22,7 @@ from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
-from dynabench.deployment.file import as_plain
+from dynabench.deployment.file import as_changed
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
@@ -356,5 +356,5 @@ class _Planner:
         """Write the deployment to a file, and return the commands that start it."""
         deployment = replace(arm.settings.deployment, router_mode=str(arm.changes["router_mode"]))
         file = self._out / "deployment.yaml"
-        replace_text(file, yaml.safe_dump(as_plain(deployment), sort_keys=False))
+        replace_text(file, yaml.safe_dump(as_changed(deployment), sort_keys=False))
         return deploy_commands(deployment, str(file))
