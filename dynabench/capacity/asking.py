@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dynabench.arm import Arm
+from dynabench.capacity.estimate import num_left, told
 from dynabench.capacity.findings import Findings
 from dynabench.capacity.floors import Floor, floor_of
 from dynabench.capacity.points import Points
@@ -18,19 +19,22 @@ class Asking:
     """Answers the questions of a search."""
 
     def __init__(
-        self, points: Points, source: Source, limits: Sequence[Condition], attainment: float, display: Display
+        self,
+        points: Points,
+        source: Source,
+        limits: Sequence[Condition],
+        attainment: float,
+        display: Display,
+        *,
+        num_modes: int,
     ) -> None:
         self._points, self._source, self._display = points, source, display
-        self._limits, self._attainment = limits, attainment
+        self._limits, self._attainment, self._num_modes = limits, attainment, num_modes
 
-    @property
-    def at_once(self) -> int:
-        """How many simulations run at once."""
-        return self._points.at_once
-
-    def simulate(self, arms: Sequence[Arm]) -> None:
-        """Simulate what will be asked for: see `Points.simulate`."""
-        self._points.simulate(arms)
+    def compare(self, arms: Sequence[Arm], at: str) -> None:
+        """Simulate layouts of the same cost that will be asked for, as many at once as there are cores."""
+        self._display.what, self._display.unit = f"comparing layouts of the same cost at {at} the load", "simulations"
+        self._points.simulate(arms[: self._points.at_once])
 
     def floors(self, found: Findings, load: float, places: Sequence[int] | None = None) -> list[Floor]:
         """Return what each layout (default: all) needs at least."""
@@ -55,10 +59,10 @@ class Asking:
     def drive(self, found: Findings, search: Search, load: float) -> None:
         """Simulate what a search asks for until it is finished."""
         best = search.best
-        self._display.what, self._display.unit = "none found so far", "simulations"
+        self._display.what, self._display.unit = f"none found so far{self._left(found, search)}", "simulations"
         while (question := search.next()) is not None:
             if not self._points.is_known(found.arm(question, load)):
-                self._points.simulate([found.arm(one, load) for one in search.ahead(self.at_once)])
+                self._points.simulate([found.arm(one, load) for one in search.ahead(self._points.at_once)])
             point = self.point(found, question, load)
             with noted():  # a search that has learnt half of it would be wrong
                 search.learn(question, point.state, point.outcomes)
@@ -67,4 +71,19 @@ class Asking:
                 assert best is not None
                 self._display.say(f"{found.named(best, load)} meets the limits")
             known = "none" if best is None else found.named(best, load)
-            self._display.what = f"best so far {known}, {self._points.num_simulated} simulated"
+            many = f"{self._points.num_simulated} simulated{self._left(found, search)}"
+            self._display.what = f"best so far {known}, {many}"
+
+    def _left(self, found: Findings, search: Search) -> str:
+        """Say about how long the rest takes, once something was simulated."""
+        count = num_left(found, search, num_modes=self._num_modes)
+        each_s = self._points.each_s
+        return f", about {count} simulations follow" if each_s is None else f", {told(count, each_s)}"
+
+    def announce(self, found: Findings, floors: Sequence[Floor], num_requests: int) -> None:
+        """Say what will be simulated, before anything is."""
+        count = num_left(found, found.search, num_modes=self._num_modes)
+        possible = sum(not floor.impossible for floor in floors)
+        self._display.say(
+            f"{possible} of {len(floors)} layouts may meet the limits: about {count} simulations of up to {num_requests:,} requests"
+        )

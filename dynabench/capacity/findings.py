@@ -255,9 +255,7 @@ class Findings:
             return f" It meets the limits at {held:g}x the load; {layout.name}{more}, which {cost} as much, {does} not."
         if len(equal) < 2 or self._margin(best, self.load) < max(self._margin(one, self.load) for one in equal):
             return ""
-        return (
-            f" Of the {len(equal)} layouts that cost this much, it has the most headroom, and none was found to take more load."
-        )
+        return f" Of the {len(equal)} layouts that cost this much, it has the most headroom, and none was found to take more load."
 
     def _holds_less(self, one: Question, best: Question) -> bool:
         """Return whether a layout is known to miss the limits at a load at which the best meets them."""

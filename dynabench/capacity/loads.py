@@ -38,7 +38,7 @@ def _possible(asking: Asking, found: Findings, equal: Sequence[Question], load: 
         for question, floor in zip(equal, floors, strict=True)
         if not floor.impossible and floor.workers <= question.workers
     ]
-    asking.simulate([found.arm(question, load) for question in possible[: asking.at_once]])
+    asking.compare([found.arm(question, load) for question in possible], found.load_told(load))
     return possible
 
 

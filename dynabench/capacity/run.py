@@ -115,7 +115,9 @@ class _Planner:
         self._safer = ""
         self._held: Held | None = None
         self._found = Findings(config, experiment, settings, mode=experiment.router_mode[0])
-        self._asking = Asking(points, source, experiment.limits, config.attainment, display)
+        self._asking = Asking(
+            points, source, experiment.limits, config.attainment, display, num_modes=len(experiment.router_mode)
+        )
         self._floors: list[Floor] = []
         self.is_complete = True
 
@@ -140,6 +142,8 @@ class _Planner:
         """Search at the load to plan for, from what is known of the router mode."""
         found = self._found
         found.search = found.new_search(self._floors, found.load)
+        if not known:
+            self._asking.announce(found, self._floors, len(self._source(self._settings.shape)))
         for question, point in known.items():
             found.keep(question, found.load, point)
             found.search.learn(question, point.state, point.outcomes)

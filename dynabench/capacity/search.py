@@ -131,6 +131,17 @@ class Search:
         best = self.best
         return math.inf if best is None else self.layouts[best.layout].cost(best.workers)
 
+    @property
+    def num_open(self) -> int:
+        """How many layouts may still be cheaper than the best, or cost as much, and have not been found to meet the limits."""
+        return sum(
+            not layout.impossible
+            and layout.met is None
+            and layout.cost(layout.low) <= self.cost * (1 + 1e-9)
+            and layout.gpus(layout.low) <= self._max_gpus
+            for layout in self.layouts
+        )
+
     def learn(self, question: Question, state: State, outcomes: Iterable[Outcome] = ()) -> None:
         """Note the result of a simulation; an unknown result counts as not met."""
         layout = self.layouts[question.layout]

@@ -136,7 +136,9 @@ def as_changed(deployment: Deployment) -> dict[str, Any]:
     for name in kinds:
         if (held := getattr(deployment, name)) is not None:
             defaults = [_plain(kind()) for kind in (kinds[name], MEASURED.get(name, kinds[name]))]
-            changed = {key: value for key, value in _plain(held).items() if any(value != each[key] for each in defaults)}
+            changed = {
+                key: value for key, value in _plain(held).items() if any(value != each[key] for each in defaults)
+            }
             if changed or getattr(blank, name) is None:
                 found[name] = changed
     return found | {"pools": {pool.name: _changed_pool(pool) for pool in deployment.pools}}
@@ -146,14 +148,6 @@ def _changed_pool(pool: Pool) -> dict[str, Any]:
     plain = plain_pool(pool)
     blank = plain_pool(Pool(name=pool.name, engine=pool.engine)) | {"engine": Pool().engine}
     return {name: value for name, value in plain.items() if name in SAID_OF_POOLS or value != blank[name]}
-
-
-def _changed(value: Any, defaults: list[Any]) -> Any:
-    """Return the entries of a mapping that are not those of every default, or a value that is not every default."""
-    if not isinstance(value, dict):
-        return UNCHANGED if all(value == default for default in defaults) else value
-    parts = {name: _changed(part, [(default or {}).get(name) for default in defaults]) for name, part in value.items()}
-    return {name: part for name, part in parts.items() if part not in ({}, UNCHANGED)}
 
 
 def plain_pool(pool: Pool) -> dict[str, Any]:

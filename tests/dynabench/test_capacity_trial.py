@@ -47,9 +47,7 @@ def deployed(workers=1, **engine):
 def tried(workload, settings, limits, *, repeats=1):
     with Interrupt() as interrupt:
         arm = Arm("tried", settings, {"router_mode": "round-robin"})
-        found, _ = attempt(
-            arm, lambda config: shape(workload, config), 0, repeats, limits, 0.99, interrupt.flag, False
-        )
+        found, _ = attempt(arm, lambda config: shape(workload, config), 0, repeats, limits, 0.99, interrupt.flag, False)
     return found
 
 
@@ -103,9 +101,7 @@ def test_of_repeats_one_that_misses_too_little_for_all_of_them_is_not_cut():
     def decided_after(repeats):
         whole, limits = bursty(1500), [slo.parse_slo("e2e.p90 <= 100ms")]
         with pytest.raises(DecidedError) as error:
-            simulate(
-                Run.alone(Settings(deployed(1))), whole, watch=Cutoff(limits, whole, 0.99, repeats=repeats)
-            )
+            simulate(Run.alone(Settings(deployed(1))), whole, watch=Cutoff(limits, whole, 0.99, repeats=repeats))
         return error.value.cluster.num_ended
 
     assert decided_after(1) < decided_after(2)
@@ -114,8 +110,7 @@ def test_of_repeats_one_that_misses_too_little_for_all_of_them_is_not_cut():
 def lengths(count, *, output=100):
     """Requests that share nothing, faster than one worker computes them."""
     requests = [
-        Request(number / 40, 200 + number * 7919 % 800, output + number * 31 % 50, (number,))
-        for number in range(count)
+        Request(number / 40, 200 + number * 7919 % 800, output + number * 31 % 50, (number,)) for number in range(count)
     ]
     return Workload("lengths", 2048, requests, knows_prefixes=False)
 
