@@ -52,8 +52,16 @@ def simulate(
     *,
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] | None = None,
+    watch: Callable[[Cluster], object] | None = None,
 ) -> Record:
-    """Carry out one run in virtual time; when `is_interrupted` returns true between two events, stop and keep what is done.
+    """Carry out one run in virtual time.
+
+    Args:
+        run: what to simulate.
+        workload: its requests.
+        on_progress: takes the number of requests that have ended, now and then.
+        is_interrupted: when it returns true between two events, the run stops and keeps what is done.
+        watch: takes the cluster now and then between two events; whatever it raises ends the run.
 
     Raises:
         WorkloadError: a request can never fit.
@@ -61,7 +69,7 @@ def simulate(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     cluster = cluster_of(run, workload)
-    cluster.clock.on_look = _look(cluster, on_progress, is_interrupted)
+    cluster.clock.on_look = _look(cluster, on_progress, is_interrupted, watch)
     config = run.deployment.planner
     planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
     with noted() if is_interrupted is not None else nullcontext():
@@ -170,13 +178,18 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
 
 
 def _look(
-    cluster: Cluster, on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool] | None
+    cluster: Cluster,
+    on_progress: Callable[[int], None] | None,
+    is_interrupted: Callable[[], bool] | None,
+    watch: Callable[[Cluster], object] | None,
 ) -> Callable[[], None]:
     def look() -> None:
         if on_progress is not None:
             on_progress(cluster.num_ended)
         if is_interrupted is not None and is_interrupted():
             raise _Stopped
+        if watch is not None:
+            watch(cluster)
 
     return look
 

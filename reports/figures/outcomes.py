@@ -50,6 +50,8 @@ class Outcome(msgspec.Struct, frozen=True):
         if self.margin is None:
             return f"{'not known' if self.state == 'unknown' else self.state}: {self.reason}"
         doubt = ", which includes the limit" if self.is_open else ""
+        if self.is_share:  # its distance to the limit as a share of a share would be one more percentage
+            return f"{self.state} with {self._shown()}{doubt}"
         return f"{self.state} by {percent(abs(self.margin))} ({self._shown()}{doubt})"
 
     def over_repeats(self, alone: "Sequence[Outcome]") -> "Outcome":

@@ -92,4 +92,6 @@ if __name__ == "__main__":
         found = costs(made)
         print(f"{name}: {found.total():,.0f} instructions a request; budget {budget:,}")
         for code, count in found.most_common(int(sys.argv[1]) if len(sys.argv) > 1 else 0):
-            print(f"  {count:8.1f}  {code.co_qualname} ({Path(code.co_filename).relative_to(ROOT)}:{code.co_firstlineno})")
+            print(
+                f"  {count:8.1f}  {code.co_qualname} ({Path(code.co_filename).relative_to(ROOT)}:{code.co_firstlineno})"
+            )
