@@ -17,6 +17,7 @@ CORES = (
     "mocker/**/*.py", "serving/router/**/*.py", "serving/life/**/*.py", "foundation/galloping.py", "dynabench/kv_use.py",
     *(f"dynabench/virtual/{name}.py" for name in (
         "arrivals", "clock", "cluster", "flights", "grouping", "prompts", "rank", "rank_effects", "routing", "stamps",
+        "transfers",
     )),
 )  # fmt: skip
 """The modules that are compiled."""

@@ -20,6 +20,7 @@ host memory.
 """
 
 from array import array
+from typing import Final
 
 from mocker.accounts import Accounts
 from mocker.batch import Batch
@@ -36,7 +37,7 @@ from mocker.tiers.host_link import HostLink
 from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.timing.model import Ramp, TimingModel
 
-NO_LIMIT = 1 << 62
+NO_LIMIT: Final = 1 << 62
 
 
 class Engine:

@@ -7,11 +7,14 @@ much for it and take delays, which round (docs/decisions/0041).
 import math
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Final
 
-COMPLETION, ARRIVAL, SCHEDULING = 0, 1, 2
+COMPLETION: Final = 0
+ARRIVAL: Final = 1
+SCHEDULING: Final = 2
 """Priorities of what happens at the same instant, lowest first."""
 
-LOOK_EVERY = 64
+LOOK_EVERY: Final = 64
 """Events between two looks of somebody outside, which may use files."""
 
 Callback = Callable[[], object]

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
@@ -12,7 +12,7 @@ from mocker.events import KvEvent, TierEvent, TierRemoved, TierStored
 from serving.router import Prompt, Router, RoutingDecision
 from serving.router.index import PrefixIndex
 
-FEW_RANKS = 16
+FEW_RANKS: Final = 16
 
 
 class Routing:
