@@ -56,7 +56,9 @@ def measure(case: Case, scale: float) -> float:
     engine = EngineConfig(block_size=64, **({"num_gpu_blocks": 65_536} | case.engine))
     roles = ("prefill", "decode") if case.is_apart else ("aggregated",)
     pools = tuple(Pool(name=role, role=role, mocker=engine) for role in roles)  # type: ignore[arg-type]
-    settings = Settings(Deployment(pools=pools, router_mode="round-robin"), load=LoadConfig(concurrency=case.concurrency))
+    settings = Settings(
+        Deployment(pools=pools, router_mode="round-robin"), load=LoadConfig(concurrency=case.concurrency)
+    )
     run = Run.alone(settings)
     started = time.process_time()
     simulate(run, workload)

@@ -1,9 +1,8 @@
 """`marginal-all` without what spreads bursts, to show what spreading costs where there is none (routing_study.py)."""
 
-from collections.abc import Sequence
 from typing import ClassVar
 
-from serving.router.candidates import Candidates
+from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.policies.predicting import Predicting
 
 
@@ -16,15 +15,14 @@ class Unspread(Predicting):
         "predicted TTFT + alpha Tp miss d + E[out] (Tk (C + Q) + Td n) + half E[out] n (Tk L + Td)"
     )
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        delay, out = self._interference * self._token, self._out
-        each = out / 2 * (self._context * candidates.prompt.num_tokens + self._sequence)
-        rows = zip(self.ttfts(candidates), candidates.missing_tokens, candidates.books, strict=True)
-        return [
-            ttft
-            + delay * miss * book.num_decoding
-            + out * (self._context * (book.context_tokens + book.prefill_tokens) + self._sequence * book.num_requests)
-            + each * book.num_requests
-            for ttft, miss, book in rows
-        ]
+        delay, out, length = self._interference * self._token, self._out, asked.prompt.num_tokens
+        each = out / 2 * (self._context * length + self._sequence)
+        return (
+            self.ttft(asked, books, cached)
+            + delay * (length - cached.matched * asked.block_size) * books.num_decoding
+            + out
+            * (self._context * (books.context_tokens + books.prefill_tokens) + self._sequence * books.num_requests)
+            + each * books.num_requests
+        )

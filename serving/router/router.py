@@ -84,6 +84,7 @@ class Router:
         self._capacities: dict[int, RankCapacity] = {}  # of ranks that report what they run, if there is a limit
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
+        self._may_know = not (self._temperature or self._tolerance) and _is_known_without_costs(type(self.policy))
         self._block_size = block_size
         self._rng = rng
         self._books: dict[int, RankBooks] = {}
@@ -324,7 +325,7 @@ class Router:
 
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
         """Return the cost of each candidate, none if the choice is clear without, and the index of the chosen one."""
-        if candidates.are_many and not self._temperature and not self._tolerance:
+        if self._may_know and candidates.are_many:
             place = self.policy.known(candidates)
             if place is not None:
                 return (), place
@@ -449,3 +450,13 @@ class Router:
     def load(self, slot: int) -> RankBooks:
         """Return the books of a rank."""
         return self._books[slot]
+
+
+def _is_known_without_costs(kind: type[Policy]) -> bool:
+    """Return whether a mode's `known` goes with its costs: a mode derived from another one may change only those."""
+    for each in kind.__mro__:
+        if "known" in vars(each):
+            return each is not Policy
+        if "costs" in vars(each) or "cost" in vars(each):
+            return False
+    return False

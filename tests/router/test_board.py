@@ -130,3 +130,19 @@ def test_ranks_that_become_many_keep_what_was_booked():
     router.add_rank(2)
     costs = router.pick("r2", prompt, 0.0).costs
     assert list(costs) == [(8 + 8) / 4 + 2 if slot == first else 8 / 4 + 2 for slot in range(3)]
+
+
+def test_a_mode_that_changes_only_the_costs_of_another_is_asked_for_them(tmp_path):
+    (tmp_path / "last.py").write_text("""
+from serving.router.policies.load import RoundRobin
+
+class Last(RoundRobin):
+    description = "the last"
+
+    def costs(self, candidates):
+        return [-slot for slot in candidates.slots]
+""")
+    for router in routers(str(tmp_path / "last.py")):
+        for slot in range(4):
+            router.add_rank(slot)
+        assert router.pick("r", Prompt(8, PromptBlocks.of(("a", "b"))), 0.0).slot == 3
