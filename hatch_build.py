@@ -13,7 +13,13 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-CORES = ("mocker/**/*.py", "serving/router/**/*.py", "serving/life/**/*.py", "foundation/galloping.py")
+CORES = (
+    "mocker/**/*.py", "serving/router/**/*.py", "serving/life/**/*.py", "foundation/galloping.py", "dynabench/kv_use.py",
+    *(f"dynabench/virtual/{name}.py" for name in (
+        "arrivals", "clock", "cluster", "flights", "grouping", "prompts", "rank", "rank_effects", "routing", "stamps",
+        "transfers",
+    )),
+)  # fmt: skip
 """The modules that are compiled."""
 # Settings, whose help the command lines read from their source; what reads files before an engine is built; numpy's work.
 INTERPRETED = (
@@ -23,7 +29,7 @@ SETUP = """
 import sys
 from mypyc.build import mypycify
 from setuptools import setup
-setup(name="cores", packages=[], ext_modules=mypycify(sys.argv.pop().split(","), opt_level="3"))
+setup(name="cores", packages=[], ext_modules=mypycify(["--ignore-missing-imports", *sys.argv.pop().split(",")], opt_level="3"))
 """
 
 
@@ -51,7 +57,7 @@ class CompileHook(BuildHookInterface[Any]):
 
     def _compile(self, build_data: dict[str, Any]) -> None:
         root = Path(self.root)
-        for package in ("foundation", "mocker", "serving"):
+        for package in ("foundation", "mocker", "serving", "dynabench", "workloads", "reports"):
             shutil.copytree(root / package, self._folder / package, ignore=shutil.ignore_patterns("__pycache__"))
         files = [
             str(path.relative_to(self._folder))

@@ -54,6 +54,10 @@ class Core(ABC):
         """Return how many iterations the batch in flight may span; it must be the last scheduled one."""
 
     @abstractmethod
+    def may_evict(self, num_iterations: int) -> bool:
+        """Return whether this many more iterations of the last batch might evict a cached block."""
+
+    @abstractmethod
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
         """Schedule the last batch for this many more iterations.
 

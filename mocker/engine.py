@@ -20,6 +20,7 @@ host memory.
 """
 
 from array import array
+from typing import Final
 
 from mocker.accounts import Accounts
 from mocker.batch import Batch
@@ -36,7 +37,7 @@ from mocker.tiers.host_link import HostLink
 from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.timing.model import Ramp, TimingModel
 
-NO_LIMIT = 1 << 62
+NO_LIMIT: Final = 1 << 62
 
 
 class Engine:
@@ -372,11 +373,13 @@ class Engine:
         if self.step is not None:
             self._accounts.advance(self.step, now)
 
-    def split_log(self, now: float) -> int:
-        """Account for the iterations that have ended, and return the number of rows in the log of gaps."""
-        self.advance(now)
-        self.log.split()
-        return len(self.log.starts_s)
+    @property
+    def may_evict(self) -> bool:
+        """Whether the step in flight may evict cached blocks, from the GPU or from host memory, before its last iteration."""
+        step = self.step
+        if step is None or step.num_iterations == 1:
+            return False
+        return self._has_host or self._core.may_evict(step.num_iterations)
 
     def take_gaps(self) -> "array[float]":
         """Return the rows of the gaps between tokens so far, and begin a new log."""

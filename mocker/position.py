@@ -16,9 +16,9 @@ gives it at most one block, `StepTimes` lets what it reads grow by one token, an
 
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
-NEVER = 1 << 62
+NEVER: Final = 1 << 62
 
 
 class Position:

@@ -1,9 +1,15 @@
 """A request inside the engine."""
 
+from typing import Final
+
 from mocker.chain import BlockChain
 from mocker.position import Position
 
-WAITING, LOADING, LOADED, RUNNING, OVER = range(5)
+WAITING: Final = 0
+LOADING: Final = 1
+LOADED: Final = 2
+RUNNING: Final = 3
+OVER: Final = 4
 """The state of a sequence. With KV from elsewhere: it waits for blocks, LOADING, LOADED, it waits for a seat."""
 
 

@@ -12,7 +12,8 @@ from reports.figures import metrics
 from reports.figures.metrics import Statistics
 from reports.folder import Manifest, SentWorkload, as_said
 from reports.foreign import csv_cell
-from reports.record.records import Record, to_table
+from reports.record.records import Record
+from reports.record.table import to_table
 from reports.summarize import summary_of
 from reports.summary import ArmSummary, Summary
 

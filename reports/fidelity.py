@@ -233,7 +233,7 @@ def _latency(run: Record, *, name: str, statistic: str) -> float | None:
 
 def _values(run: Record, name: str) -> Floats:
     """Return a latency of every request that has one (s)."""
-    values = metrics.per_request(run.measured.requests)[name]
+    values = metrics.of_each(run.measured.requests, name)
     return values[~np.isnan(values)]
 
 

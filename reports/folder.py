@@ -31,7 +31,8 @@ from reports.figures.metrics import LABELS
 from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
-from reports.record.records import COLUMNS, MAX_S, Floats, Record, from_table, to_table
+from reports.record.records import MAX_S, Floats, Record
+from reports.record.table import read_requests, write_requests
 from reports.summarize import summary_of
 from reports.summary import SMALLEST, Summary
 from reports.tables import comparison as tables
@@ -41,7 +42,7 @@ from reports.tables import use as use_tables
 from reports.verdicts import headline
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 Part = TypeVar("Part")
 Manifest = dict[str, Any]
@@ -50,8 +51,6 @@ SCHEMA = "dynabench.experiment/3"
 BEFORE = "dynabench.experiment/2"
 """An older schema that is read, too; it wrote -1 for unknown values."""
 MAX_HEAD_BYTES = 1 << 28
-MAX_ROWS = 20_000_000
-"""Requests of all runs; they need about 5 GB of memory."""
 GAPS_LIMIT = 4 << 30
 """Bytes; enough for the gaps of a hundred million tokens, each in its own row."""
 
@@ -222,8 +221,7 @@ def read(folder: Path) -> tuple[Manifest, list[Record]]:
         head = as_said(experiment, ManifestHead)
         for limit in head.limits:
             parse_slo(limit)
-        table = _read_table(folder / "requests.parquet")
-        requests = from_table(_of_before(table) if schema == BEFORE else table, len(head.runs))
+        requests = read_requests(folder / "requests.parquet", len(head.runs), is_of_before=schema == BEFORE)
         gaps = _read_gaps(folder / "gaps.npz", len(head.runs))
     except (
         OSError,
@@ -266,37 +264,6 @@ def _read_manifest(path: Path) -> Manifest:
     except UnicodeEncodeError as error:
         raise ValueError(f"{path.name} contains {error.object[error.start : error.end]!r}, half a character") from None
     return experiment
-
-
-def _read_table(path: Path) -> "pa.Table":
-    """Read the requests of all runs.
-
-    Raises:
-        ValueError: there are too many.
-    """
-    from pyarrow import parquet
-
-    if (num_rows := parquet.read_metadata(path).num_rows) > MAX_ROWS:
-        raise ValueError(f"requests.parquet has {num_rows:,} rows; at most {MAX_ROWS:,} are read")
-    return parquet.read_table(path)
-
-
-def _of_before(table: "pa.Table") -> "pa.Table":
-    """Use nulls where the previous version used -1 or left out a text column."""
-    import pyarrow as pa
-    from pyarrow import compute
-
-    for name, column in COLUMNS.items():
-        if not column.may_be_unknown:
-            if name not in table.column_names and column.dtype is np.object_:
-                table = table.append_column(name, pa.repeat(column.default, len(table)))
-            continue
-        if name not in table.column_names:
-            continue
-        place, values = table.column_names.index(name), table[name]
-        if pa.types.is_integer(values.type) or pa.types.is_floating(values.type):
-            table = table.set_column(place, name, compute.if_else(compute.less(values, 0), None, values))
-    return table
 
 
 def _read_gaps(path: Path, count: int) -> list[Floats]:
@@ -415,10 +382,8 @@ def run_facts(run: Record) -> Manifest:
 
 
 def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
-    from pyarrow import parquet
-
     (folder / "experiment.json").write_text(json.dumps(experiment, indent=2) + "\n")
-    parquet.write_table(to_table(runs), folder / "requests.parquet")
+    write_requests(folder / "requests.parquet", runs)
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
 
 

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.cells import cell_len, set_cell_size
 
@@ -54,11 +55,14 @@ Key = dict[str, KeyEntry]
 """Every arm by its full name, in order."""
 
 
-def key_of(arms: Sequence[str]) -> Key:
-    """Return how each arm is shown. A repeat of the first arm has the colour of the first, dashed."""
+def key_of(arms: Sequence[str], *, widest: int = WIDEST) -> Key:
+    """Return how each arm is shown, by a name of at most `widest` cells.
+
+    A repeat of the first arm has the colour of the first, dashed.
+    """
     places = {arm: place for place, arm in enumerate(arm for arm in arms if not arm.endswith(NOISE_FLOOR))}
     key: Key = {}
-    for number, (arm, name) in enumerate(zip(arms, _short(arms), strict=True)):
+    for number, (arm, name) in enumerate(zip(arms, _short(arms, widest), strict=True)):
         twin = arm.removesuffix(NOISE_FLOOR)
         place = places.get(twin, number)
         turn = place // len(PALETTE) + (twin != arm)
@@ -87,7 +91,7 @@ def css() -> str:
     )
 
 
-def _short(arms: Sequence[str]) -> list[str]:
+def _short(arms: Sequence[str], widest: int) -> list[str]:
     """Shorten names in the gentlest way that makes all of them narrow and keeps them distinct."""
     whole = [printable(" ".join(arm.split())) for arm in arms]
     endings = [NOISE_FLOOR if name.endswith(NOISE_FLOOR) else "" for name in whole]
@@ -97,7 +101,7 @@ def _short(arms: Sequence[str]) -> list[str]:
         (),
         (without_shared,),
         (without_shared, _without_settings),
-        (without_shared, _without_settings, _without_beginning),
+        (without_shared, _without_settings, partial(_without_beginning, widest=widest)),
     ):
         names = bare
         for way in ways:
@@ -105,11 +109,11 @@ def _short(arms: Sequence[str]) -> list[str]:
         tried = [name + ending for name, ending in zip(names, endings, strict=True)]
         if all(names) and len(set(tried)) == len(set(whole)):
             found = tried
-            if max(map(cell_len, found), default=0) <= WIDEST:
+            if max(map(cell_len, found), default=0) <= widest:
                 break
-    if endings.count(NOISE_FLOOR) == 1 and max(map(cell_len, found)) > WIDEST:
+    if endings.count(NOISE_FLOOR) == 1 and max(map(cell_len, found)) > widest:
         found = [NOISE_FLOOR.strip(" ()") if ending else name for name, ending in zip(found, endings, strict=True)]
-    return _cut(found)
+    return _cut(found, widest)
 
 
 def without_shared(names: list[str]) -> list[str]:
@@ -124,28 +128,28 @@ def _without_settings(names: list[str]) -> list[str]:
     return [", ".join(re.sub(r"^[a-z_.]{6,} (?=\S+$)", "", part) for part in name.split(", ")) for name in names]
 
 
-def _without_beginning(names: list[str]) -> list[str]:
+def _without_beginning(names: list[str], widest: int) -> list[str]:
     """Leave out the words with which all names start, as many as needed."""
     words = [re.findall(r"[^\s,/_:+-]+[\s,/_:+-]*|[\s,/_:+-]+", name) for name in names]
     count = 0
     while (
         len(names) > 1
         and all(len(its) > count + 1 and its[count] == words[0][count] for its in words)
-        and max(cell_len("".join(its[count:])) for its in words) > WIDEST
+        and max(cell_len("".join(its[count:])) for its in words) > widest
     ):
         count += 1
     return ["".join(its[count:]) for its in words]
 
 
-def _cut(names: list[str]) -> list[str]:
+def _cut(names: list[str], widest: int) -> list[str]:
     """Cut names that are still too wide; number those that would be alike."""
     cut: list[str] = []
     for name in names:
-        short = _narrow(name, WIDEST)
+        short = _narrow(name, widest)
         number = 1
         while short in cut:
             number += 1
-            short = f"{_narrow(name, WIDEST - len(f' {number}'))} {number}"
+            short = f"{_narrow(name, widest - len(f' {number}'))} {number}"
         cut.append(short)
     return cut
 

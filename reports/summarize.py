@@ -21,7 +21,7 @@ from reports.figures.statistics import (
     blocks_of,
     mean_interval,
     paired_difference,
-    quantile_interval,
+    quantile_intervals,
 )
 from reports.figures.tier_sizes import bases
 from reports.figures.tiers import Hits, Saving
@@ -190,9 +190,8 @@ def _saving(pair: PairedDifference, repeats: int) -> Saving:
 
 def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:
     failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
-    values = [metrics.per_request(run.requests) for run in repeats]
     latencies: dict[str, Any] = {
-        name: metrics.describe(np.concatenate([value[name] for value in values]), num_failed=failed)
+        name: metrics.describe(_all(repeats, name), num_failed=failed)
         for name in ("ttft_sched", "ttft", "tpot", "e2e_sched", "e2e")
     }
     settled = [stability(run) for run in repeats]
@@ -225,7 +224,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         links=averaged([run.links for run in repeats]) or UNSET,
         tiers=averaged([run.tiers for run in repeats]) or UNSET,
     )
-    seconds = np.concatenate([value["ttst"] for value in values])
+    seconds = _all(repeats, "ttst")
     if not np.isnan(seconds).all():
         arm = structs.replace(arm, ttst=metrics.describe(seconds, num_failed=failed))
     if not limits:
@@ -235,6 +234,12 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         of_run(limit, arm.metric(METRICS[limit.metric]), repeats) for limit in limits if limit.statistic is not None
     ]
     return structs.replace(arm, goodput=goodput, outcomes=outcomes)
+
+
+def _all(repeats: list[Record], name: str) -> Floats:
+    """Return a metric of the requests of all repeats."""
+    values = [metrics.of_each(run.requests, name) for run in repeats]
+    return values[0] if len(values) == 1 else np.concatenate(values)
 
 
 def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
@@ -250,11 +255,10 @@ def _goodput(repeats: list[Record], limits: list[Condition]) -> Goodput:
 def _intervals(values: Floats, blocks: Blocks) -> Intervals:
     """Return the 95% intervals of mean and percentiles for which there are enough samples."""
     known = int((~np.isnan(values)).sum())
-
-    def at(p: int) -> tuple[float, float] | None:
-        return quantile_interval(values, blocks, p / 100) if known >= metrics.LEAST_SAMPLES[p] else None
-
-    return Intervals(mean=mean_interval(values, blocks), p50=at(50), p90=at(90), p99=at(99))
+    wanted = [p for p in (50, 90, 99) if known >= metrics.LEAST_SAMPLES[p]]
+    found = quantile_intervals(values, blocks, [p / 100 for p in wanted])
+    at = dict(zip(wanted, found, strict=True))
+    return Intervals(mean=mean_interval(values, blocks), p50=at.get(50), p90=at.get(90), p99=at.get(99))
 
 
 def _preemptions(repeats: list[Record]) -> int | None:
@@ -276,7 +280,10 @@ def _mean(values: list[float | None]) -> float | None:
 
 def _counts(texts: list[Texts]) -> dict[str, int]:
     """Count the values of a text column, without the empty ones; the first stands for its kind."""
-    counts = Counter(text for each in texts for text in each if text)
+    counts = Counter[str]()
+    for each in texts:
+        counts.update({each[0]: len(each)} if len(each) and each.strides == (0,) else each)
+    counts.pop("", None)
     found: dict[str, tuple[str, int]] = {}
     for text, count in counts.items():
         kind = _kind(text)
@@ -306,7 +313,7 @@ def by_request(repeats: list[Record], size: int) -> Table:
     for name in (*PAIRED, "intended_s"):
         table = np.full((len(repeats), size), np.nan)
         for place, run in enumerate(repeats):
-            values = run.requests.intended_s if name == "intended_s" else metrics.per_request(run.requests)[name]
+            values = run.requests.intended_s if name == "intended_s" else metrics.of_each(run.requests, name)
             table[place, run.requests.request] = values
         if name == "intended_s":
             table = np.nan_to_num(table)

@@ -1,5 +1,6 @@
 """Where requests come from: traces, synthesizers, arrival processes. Independent of engines and routers."""
 
-from workloads.request import Request, Workload, WorkloadError
+from workloads.request import Request, WorkloadError
+from workloads.workload import Workload
 
 __all__ = ["Request", "Workload", "WorkloadError"]

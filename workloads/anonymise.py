@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from workloads.request import Workload
+from workloads.workload import Workload
 
 
 def anonymise(workload: Workload) -> Workload:

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import msgspec
 
-from workloads.request import Request, Workload, WorkloadError
+from workloads.request import Request, WorkloadError
+from workloads.workload import Workload
 
 Encode = Callable[[str], Sequence[int]]
 
@@ -120,10 +121,7 @@ def chained(workload: Workload) -> Workload:
 
     A KV block is looked up by its tokens and all tokens before them, so an id after other ids is another block.
     """
-    previous: dict[int, int | None] = {}
-    for request in workload:
-        previous.update(zip(request.hash_ids, (None, *request.hash_ids), strict=False))
-    if all([None, *ids[:-1]] == [*map(previous.get, ids)] for request in workload if (ids := request.hash_ids)):
+    if workload.columns.is_chained:
         return workload
     namer = BlockNamer(workload.block_size)
     requests = [msgspec.structs.replace(request, hash_ids=namer.chained(request.hash_ids)) for request in workload]

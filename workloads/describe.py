@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from workloads.request import Workload, extra_fields
 from workloads.reuse import reuse_of
+from workloads.workload import Workload, extra_fields
 
 COARSE = 2
 """With this many requests per tick on average, a clock is too coarse for them."""
@@ -43,9 +43,8 @@ class Description:
 
 def describe_workload(workload: Workload) -> Description:
     """Measure a workload."""
-    arrivals = np.array([request.arrival_s for request in workload])
-    isl = np.array([request.input_length for request in workload])
-    osl = np.array([request.output_length for request in workload])
+    arrivals, columns = workload.columns.arrival_s, workload.columns
+    isl, osl = columns.input_length.astype(np.int64), columns.output_length.astype(np.int64)
     hits = reuse_of(workload).endless_hits()
     gaps = np.diff(arrivals)
     cv = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else float("nan")
@@ -65,7 +64,7 @@ def describe_workload(workload: Workload) -> Description:
         total_output_tokens=int(osl.sum()),
         endless_cache_hit_share=float(hits.sum() / isl.sum()) if knows else None,
         endless_cache_mean_share=float((hits / isl).mean()) if knows else None,
-        distinct_first_blocks=len({request.hash_ids[0] for request in workload}) if knows else None,
+        distinct_first_blocks=len(np.unique(columns.ids[columns.starts[:-1]])) if knows else None,
     )
 
 
@@ -76,10 +75,10 @@ def best_shares(workload: Workload) -> dict[int, float] | None:
     """
     if not workload.knows_prefixes:
         return None
-    reuse, total = reuse_of(workload), sum(request.input_length for request in workload)
+    reuse, total = reuse_of(workload), int(workload.columns.input_length.sum())
     size, most, shares = 1 << 14, reuse.endless_hits().sum(), dict[int, float]()
     while not shares or max(shares.values()) < most / total:
-        if size >= max(reuse.num_blocks) * workload.block_size:
+        if size >= reuse.num_blocks.max() * workload.block_size:
             shares[size] = float(reuse.best_hits(size // workload.block_size).sum() / total)
         size *= 4
     return shares
@@ -87,12 +86,12 @@ def best_shares(workload: Workload) -> dict[int, float] | None:
 
 def ends(workload: Workload) -> dict[str, int]:
     """Count answers by how they end."""
-    return dict(Counter(request.ends for request in workload))
+    return dict(Counter(workload.columns.values("ends")))
 
 
 def priorities(workload: Workload) -> dict[str, int]:
     """Count requests by priority, the first to go first; nothing if no request goes before others."""
-    counts = Counter(request.priority for request in workload)
+    counts = Counter(workload.columns.values("priority"))
     return {str(level): counts[level] for level in sorted(counts)} if len(counts) > 1 else {}
 
 
@@ -109,7 +108,7 @@ def advice(workload: Workload) -> list[str]:
 
 def _arrivals(workload: Workload) -> list[str]:
     """Suggest replacements for unrealistic arrivals: ticks of a coarse clock, or all at once."""
-    times = [request.arrival_s for request in workload if not request.after]
+    times = workload.columns.scheduled_s
     ticks = np.unique(times)
     if len(ticks) < 2:
         return at_once(workload)
@@ -123,8 +122,8 @@ def _arrivals(workload: Workload) -> list[str]:
 
 def at_once(workload: Workload) -> list[str]:
     """Say that all requests come in one burst, as those of files without arrival times do."""
-    times = [request.arrival_s for request in workload if not request.after]
-    if len(times) < 2 or len(set(times)) > 1:
+    times = workload.columns.scheduled_s
+    if len(times) < 2 or times.min() < times.max():
         return []
     return [
         f"all {len(times):,} requests that wait for no other arrive at once; set arrival times with --arrival, "

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from workloads.request import Ends, Request, Workload, WorkloadError
+from workloads.request import Ends, Request, WorkloadError
+from workloads.workload import Workload
 
 SCHEMA = "dynabench.workload-spec/1"
 POINTS = 101

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from workloads.blocks import chained, reblocked
-from workloads.request import Request, Workload
+from workloads.request import Request
+from workloads.workload import Workload
 
 
 def merge_workloads(workloads: Sequence[Workload], *, is_shared: bool = False) -> Workload:

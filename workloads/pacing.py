@@ -3,12 +3,21 @@
 A plain state machine for both clocks: `due` returns what may be sent now, and `on_end` reports what ended.
 """
 
-from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import TYPE_CHECKING
 
 from foundation.settings import Count, NotNegative, Positive, check_settings
-from workloads.request import Workload
+from workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from workloads.columns import Floats
+
+    Flags = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,24 +85,29 @@ class LoadConfig:
         """Return whether arrivals depend on answers, so that their times are not known in advance."""
         return self.is_closed or workload.has_dependencies
 
-    def may_count(self, workload: Workload) -> list[bool]:
+    def may_count(self, workload: Workload) -> "Flags":
         """Return of each request whether it may count, as far as is known in advance."""
         is_unknown = self.waits_for_answers(workload)
-        return [is_unknown or self.is_measured(request.arrival_s) for request in workload]
+        return self.are_measured(workload.columns.arrival_s) | is_unknown
 
     def is_measured(self, intended_s: float) -> bool:
         """Return whether a request counts."""
-        return (
-            self.warmup_s <= intended_s <= (float("inf") if self.measure_s is None else self.warmup_s + self.measure_s)
-        )
+        return self.warmup_s <= intended_s <= self._end_s
+
+    def are_measured(self, intended_s: "Floats") -> "Flags":
+        """Return which requests count."""
+        return (self.warmup_s <= intended_s) & (intended_s <= self._end_s)
+
+    @property
+    def _end_s(self) -> float:
+        return float("inf") if self.measure_s is None else self.warmup_s + self.measure_s
 
 
 class Pacer:
     """Hands out requests at their times."""
 
     def __init__(self, workload: Workload, config: LoadConfig) -> None:
-        requests = workload.requests
-        self._requests = requests
+        self._columns = workload.columns
         self._limit = config.concurrency or config.max_concurrency
         self._is_closed = config.is_closed
         self._session_limit = config.session_concurrency
@@ -102,25 +116,30 @@ class Pacer:
         self._children: dict[int, list[int]] = {}
         self._left: dict[str, int] = {}  # session -> requests that have not ended, if sessions are limited
         self._open_sessions: set[str] = set()
-        self._roots: deque[int] = deque()
+        self._roots: Sequence[int] = range(len(workload))  # requests that wait for no other
+        self._num_roots_sent = 0
         self._ready: list[tuple[float, int]] = []
         self._num_flying = 0
         self.num_ended = 0
-        for number, request in enumerate(requests):
-            if request.after:
-                self._parents[number] = len(request.after)
-                for parent in request.after:
-                    self._children.setdefault(parent, []).append(number)
-            else:
-                self._roots.append(number)
-            if self._session_limit is not None:
-                key = self._key(number)
-                self._left[key] = self._left.get(key, 0) + 1
+        if workload.has_dependencies:
+            self._note_waits(self._columns.values("after"))
+        for number in range(len(workload)) if self._session_limit is not None else ():
+            key = self._key(number)
+            self._left[key] = self._left.get(key, 0) + 1
+
+    def _note_waits(self, waits: list[tuple[int, ...]]) -> None:
+        """Note which requests each one waits for."""
+        for number, after in enumerate(waits):
+            if after:
+                self._parents[number] = len(after)
+            for parent in after:
+                self._children.setdefault(parent, []).append(number)
+        self._roots = [number for number, after in enumerate(waits) if not after]
 
     @property
     def is_over(self) -> bool:
         """Whether every request has ended."""
-        return self.num_ended == len(self._requests)
+        return self.num_ended == len(self._columns)
 
     def next_s(self) -> float | None:
         """Return the time from which `due` will return something, or None if that depends on a request ending."""
@@ -129,8 +148,10 @@ class Pacer:
         times = []
         if self._ready:
             times.append(self._ready[0][0])
-        if self._roots and self._may_open():
-            times.append(self._free_at if self._is_closed else self._requests[self._roots[0]].arrival_s)
+        if self._num_roots_sent < len(self._roots):
+            root = self._roots[self._num_roots_sent]
+            if self._may_open(root):
+                times.append(self._free_at if self._is_closed else self._columns.arrival_s.item(root))
         return min(times, default=None)
 
     def due(self, now: float) -> list[tuple[int, float]]:
@@ -140,7 +161,8 @@ class Pacer:
             if self._ready and self._ready[0][0] == time:
                 intended, number = heappop(self._ready)
             else:
-                number, intended = self._roots.popleft(), time
+                number, intended = self._roots[self._num_roots_sent], time
+                self._num_roots_sent += 1
                 if self._session_limit is not None:
                     self._open_sessions.add(self._key(number))
             # In a closed loop, nothing was meant to be sent before there was a slot for it.
@@ -159,20 +181,25 @@ class Pacer:
             if not is_failed:
                 self._parents[child] -= 1
                 if not self._parents[child]:
-                    heappush(self._ready, (now + self._requests[child].delay_s, child))
+                    heappush(self._ready, (now + self._delay_s(child), child))
             elif self._parents.pop(child, 0):
                 lost.append(child)
                 self._end(child, now)
                 stack += self._children.pop(child, ())
         return lost
 
-    def _may_open(self) -> bool:
+    def _delay_s(self, number: int) -> float:
+        delays_s = self._columns.more.get("delay_s")
+        return delays_s[number] if delays_s else 0.0
+
+    def _may_open(self, root: int) -> bool:
         if self._session_limit is None or len(self._open_sessions) < self._session_limit:
             return True
-        return self._key(self._roots[0]) in self._open_sessions
+        return self._key(root) in self._open_sessions
 
     def _key(self, number: int) -> str:
-        return self._requests[number].session or f"#{number}"
+        sessions = self._columns.more.get("session")
+        return (sessions and sessions[number]) or f"#{number}"
 
     def _end(self, number: int, now: float) -> None:
         self.num_ended += 1

@@ -1,8 +1,5 @@
-"""A request as a workload describes it, and a workload as a whole."""
+"""A request as a workload describes it."""
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -65,80 +62,3 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
         if context is None:
             return 2 * length
         return length + min(length, max(context - self.input_length - length, 0) // 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """Requests in order of arrival, in blocks of `block_size` tokens; one that waits for others comes after them."""
-
-    name: str
-    block_size: int
-    requests: list[Request] = field(repr=False)
-    notes: tuple[str, ...] = ()
-    """Changes since it was read."""
-    knows_prefixes: bool = True
-    """Whether ids say what prompts share; a trace with lengths only does not, and each id is made up."""
-
-    def __len__(self) -> int:
-        return len(self.requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self.requests)
-
-    @property
-    def duration_s(self) -> float:
-        """Time from the first arrival to the last."""
-        return self.requests[-1].arrival_s - self.requests[0].arrival_s if self.requests else 0.0
-
-    @property
-    def has_priorities(self) -> bool:
-        """Whether some requests go before others if the engine schedules by priority."""
-        return len({request.priority for request in self.requests}) > 1
-
-    @property
-    def has_dependencies(self) -> bool:
-        """Whether some requests wait for others."""
-        return any(request.after for request in self.requests)
-
-
-def extra_fields(requests: Iterable[Request]) -> dict[str, int]:
-    """Count requests by further field of their bodies, in order of name."""
-    counts = Counter(name for request in requests for name in request.extra_body or () if name != LIMIT)
-    return dict(sorted(counts.items()))
-
-
-def select(requests: list[Request], numbers: Iterable[int]) -> list[Request]:
-    """Keep some requests; those that waited for a dropped one wait for the rest, or keep their arrival time."""
-    places = {number: place for place, number in enumerate(numbers)}
-    kept = []
-    for number in places:
-        request = requests[number]
-        if request.after:
-            after = tuple(places[parent] for parent in request.after if parent in places)
-            request = msgspec.structs.replace(request, after=after)
-        kept.append(request)
-    return kept
-
-
-def in_order(requests: list[Request], name: str) -> list[Request]:
-    """Sort by arrival and let times start at 0; requests that wait for others stay after them.
-
-    Raises:
-        WorkloadError: there is no request.
-    """
-    if not requests:
-        raise WorkloadError(f"{name} has no requests")
-    starts: list[float] = []
-    for request in requests:  # which is no earlier than what it waits for
-        starts.append(max([request.arrival_s, *(starts[parent] for parent in request.after)]))
-    first = min(starts)
-    order = sorted(range(len(requests)), key=lambda number: (starts[number], number))
-    places = {number: place for place, number in enumerate(order)}
-    return [
-        msgspec.structs.replace(
-            requests[number],
-            arrival_s=starts[number] - first,
-            after=tuple(places[parent] for parent in requests[number].after),
-        )
-        for number in order
-    ]

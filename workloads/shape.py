@@ -2,16 +2,21 @@
 
 import random
 from dataclasses import dataclass, replace
-from typing import Annotated
+from itertools import groupby
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Positive, check_settings
 from workloads.arrivals import Process, Profile, arrival_times
-from workloads.request import Ends, Request, Workload, WorkloadError, select
+from workloads.request import Ends, Request, WorkloadError
 from workloads.row import check_span
 from workloads.thin import thin
+from workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from workloads.columns import Floats, RequestColumns
 
 UNIT_SCALES = (SECONDS_AS_MS, MS_AS_SECONDS) = (0.001, 1000)
 """Rate scales that correct times in seconds that were read as milliseconds, and the other way round."""
@@ -94,39 +99,38 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
         workload = thin(workload, config.thin, seed)
     if config.isl_scale != 1 or config.osl_scale != 1:
         workload = scale_lengths(workload, config.isl_scale, config.osl_scale)
-    requests, notes = workload.requests, [note for note in workload.notes if not _is_answered(note, config)]
+    requests, notes = workload.columns, [note for note in workload.notes if not _is_answered(note, config)]
     if config.ends is not None:
-        requests = [msgspec.structs.replace(request, ends=config.ends) for request in requests]
+        requests = requests.replace(ends=[config.ends] * len(requests))
     if config.spread_ticks:
-        requests = _spread(requests, random.Random(f"ticks {seed}"))
+        requests = requests.replace(arrival_s=_spread(requests.arrival_s, random.Random(f"ticks {seed}")))
         notes.append("equal timestamps spread until the next")
     end_s = config.start_s + config.duration_s if config.duration_s is not None else float("inf")
     if config.start_s > 0 or config.duration_s is not None:
-        inside = [n for n, request in enumerate(requests) if config.start_s <= request.arrival_s < end_s]
-        requests = select(requests, inside)
+        is_inside = (config.start_s <= requests.arrival_s) & (requests.arrival_s < end_s)
+        requests = requests.select(is_inside.nonzero()[0].tolist())
         notes.append(f"cut to {config.start_s:g} to {end_s:g} s")
     if config.max_requests is not None:
-        requests = select(requests, range(min(config.max_requests, len(requests))))
+        requests = requests[: config.max_requests]
         notes.append(f"cut to {config.max_requests} requests")
-    if workload.has_dependencies and not any(request.after for request in requests):
+    if workload.has_dependencies and not any(requests.values("after")):
         notes.append("no turn is left that waits for an answer; --thin keeps whole sessions")
     if config.cap_isl is not None:
-        requests = [_cap(request, config.cap_isl, workload.block_size) for request in requests]
+        limit, size = config.cap_isl, workload.block_size
+        requests = requests.of(_cap(request, limit, size) for request in requests)
         notes.append(f"prompts cut to {config.cap_isl} tokens")
     if not requests:
         raise WorkloadError(f"{workload.name}: no request is left ({'; '.join(notes) or 'the file is empty'})")
     if config.arrival is not None:
-        requests, rate = _arrive_again(requests, config, seed)
+        arrival_s, rate = _arrive_again(requests, config, seed)
+        requests = requests.replace(arrival_s=arrival_s)
         notes.append(f"new {config.arrival} arrivals at {rate:g}/s" + _profile(config))
     if config.rate_scale != 1:
         notes.append(f"arrival rate x {config.rate_scale:g}")
-    first = requests[0].arrival_s
+    first = requests.arrival_s[0]
     if first or config.rate_scale != 1:
-        requests = [
-            msgspec.structs.replace(request, arrival_s=(request.arrival_s - first) / config.rate_scale)
-            for request in requests
-        ]
-    check_span(workload.name, max(request.arrival_s for request in requests))
+        requests = requests.replace(arrival_s=(requests.arrival_s - first) / config.rate_scale)
+    check_span(workload.name, float(requests.arrival_s.max()))
     return replace(workload, requests=requests, notes=tuple(notes))
 
 
@@ -165,10 +169,12 @@ def scale_lengths(workload: Workload, isl: float, osl: float) -> Workload:
     return replace(workload, block_size=size, requests=requests, notes=tuple(notes))
 
 
-def _arrive_again(requests: list[Request], config: ShapeConfig, seed: int) -> tuple[list[Request], float]:
-    """Draw new arrival times for the requests that wait for no other."""
-    roots = [request for request in requests if not request.after]
-    span = roots[-1].arrival_s - roots[0].arrival_s
+def _arrive_again(requests: "RequestColumns", config: ShapeConfig, seed: int) -> "tuple[Floats, float]":
+    """Draw new arrival times for the requests that wait for no other; the others keep to the one before them."""
+    import numpy as np
+
+    roots = requests.scheduled_s.tolist()
+    span = roots[-1] - roots[0]
     rate = config.rate or ((len(roots) - 1) / span if span > 0 else 0.0)
     if not rate:
         raise WorkloadError("the workload has no arrival times from which to take a rate; use --rate")
@@ -181,12 +187,10 @@ def _arrive_again(requests: list[Request], config: ShapeConfig, seed: int) -> tu
         rate_to=config.rate_to,
         profile_s=config.profile_s,
     )
-    shaped, now = [], 0.0
-    for request in requests:
-        if not request.after:
-            now = next(new)
-        shaped.append(msgspec.structs.replace(request, arrival_s=now))
-    return shaped, rate
+    drawn = np.fromiter(new, float, len(roots))
+    waits = [bool(after) for after in requests.values("after")]
+    # One before the first that waits for nothing is at 0.
+    return np.concatenate([[0.0], drawn])[np.cumsum(np.logical_not(waits))], rate
 
 
 def _profile(config: ShapeConfig) -> str:
@@ -195,24 +199,17 @@ def _profile(config: ShapeConfig) -> str:
     return f", {config.rate_profile} to {config.rate_to:g}/s in {config.profile_s:g} s"
 
 
-def _spread(requests: list[Request], rng: random.Random) -> list[Request]:
+def _spread(arrival_s: "Floats", rng: random.Random) -> "Floats":
     """Place the requests of each tick at sorted uniform times of the gap to the next tick."""
-    spread: list[Request] = []
-    start = 0
-    while start < len(requests):
-        tick = requests[start].arrival_s
-        stop = start
-        while stop < len(requests) and requests[stop].arrival_s == tick:
-            stop += 1
-        if stop < len(requests):
-            gap = requests[stop].arrival_s - tick
-        offsets = sorted(rng.random() for _ in range(stop - start))
-        if stop == len(requests) and start == 0:
-            gap = 0.0
-        for request, offset in zip(requests[start:stop], offsets, strict=True):
-            spread.append(msgspec.structs.replace(request, arrival_s=tick + offset * gap))
-        start = stop
-    return spread
+    import numpy as np
+
+    spread, gap = list[float](), 0.0
+    ticks = [(tick, len(list(group))) for tick, group in groupby(arrival_s.tolist())]
+    for place, (tick, count) in enumerate(ticks):
+        if place + 1 < len(ticks):
+            gap = ticks[place + 1][0] - tick
+        spread += [tick + offset * gap for offset in sorted(rng.random() for _ in range(count))]
+    return np.array(spread)
 
 
 def _cap(request: Request, limit: int, block_size: int) -> Request:

@@ -21,6 +21,7 @@ from workloads.request import WorkloadError
 from workloads.row import Row, short
 
 HEAD_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 1 << 28
 """Several times the longest conversation published as one line."""
 MAX_DOCUMENT_BYTES = 1 << 30
@@ -204,6 +205,23 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
                 yield number, line
             elif number - last > MAX_BLANK_LINES:
                 raise WorkloadError(f"{path}, line {number}: more than {MAX_BLANK_LINES:,} blank lines in a row")
+
+
+def blocks(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield a file in blocks of whole lines, unpacked, each with the number of its first line.
+
+    Raises:
+        WorkloadError: it cannot be read, or unpacks to too much.
+    """
+    with _opened(path) as file:
+        most, total, number = _most_bytes(path), 0, 1
+        while block := file.read(BLOCK_BYTES):
+            block += file.readline(MAX_LINE_BYTES + 1)
+            total += len(block)
+            if total > most:
+                raise _bomb(path)
+            yield number, block
+            number += block.count(b"\n")
 
 
 def objects_of(path: Path) -> Iterator[Row]:

@@ -6,12 +6,15 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check_settings
 from workloads.arrivals import ARRIVALS
 from workloads.request import Request
 from workloads.row import check_span
+
+if TYPE_CHECKING:
+    from workloads.columns import RequestColumns
 
 Lengths = Literal["constant", "uniform", "lognormal"]
 
@@ -83,28 +86,31 @@ class SynthConfig:
             )
 
 
-def synthesize(config: SynthConfig) -> list[Request]:
+def synthesize(config: SynthConfig) -> "RequestColumns":
     """Generate the requests of a workload, in order of arrival."""
+    from workloads.columns import RequestColumns
+
+    return RequestColumns.of(itertools.islice(_requests(config), config.requests))
+
+
+def _requests(config: SynthConfig) -> Iterator[Request]:
+    """Generate requests forever."""
     ids = itertools.count()
     prefixes = _prefixes(config, ids)
-    weights = [1 / (rank + 1) for rank in range(len(prefixes))]
+    weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(len(prefixes))))
     arrivals, lengths = random.Random(f"arrivals {config.seed}"), random.Random(f"lengths {config.seed}")
     choice, levels = random.Random(f"prefixes {config.seed}"), random.Random(f"priorities {config.seed}")
-    made: list[Request] = []
     coming: list[tuple[float, int, Request]] = []  # turns of sessions that have started
     turn, now = itertools.count(), 0.0
     for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
-        prefix = choice.choices(prefixes, weights)[0]
+        prefix = choice.choices(prefixes, cum_weights=weights)[0]
         priority = levels.randrange(config.priority_levels)
         for request in _session(config, now, prefix, priority, lengths, ids):
             heapq.heappush(coming, (request.arrival_s, next(turn), request))
         now += gap / config.rate
-        while coming and coming[0][0] < now:
-            made.append(heapq.heappop(coming)[2])
         check_span("synth", now)
-        if len(made) >= config.requests:
-            break
-    return made[: config.requests]
+        while coming and coming[0][0] < now:
+            yield heapq.heappop(coming)[2]
 
 
 def _prefixes(config: SynthConfig, ids: Iterator[int]) -> list[tuple[int, ...]]:

@@ -4,7 +4,8 @@ import random
 from collections import Counter
 from dataclasses import replace
 
-from workloads.request import Workload, WorkloadError, select
+from workloads.request import WorkloadError
+from workloads.workload import Workload, select
 
 COMMON = 0.01
 """An id that more than this share of the requests have does not belong to a single session."""

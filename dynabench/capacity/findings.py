@@ -52,7 +52,7 @@ class Findings:
         if load > self.load and self.load in self.finished:
             for layout, first in zip(layouts, self.search.layouts, strict=True):
                 layout.floor = max(layout.floor, first.low_at(load / self.load))
-        return Search(layouts, max_gpus=self.config.max_gpus)
+        return Search(layouts, max_gpus=self.config.max_gpus, breaks_ties=load == self.load)
 
     def _layout(self, candidate: Candidate, floor: Floor) -> Layout:
         prefill, prices = candidate.prefill, self.config.prices
@@ -104,6 +104,15 @@ class Findings:
     def best_of(self, search: Search, load: float) -> Question | None:
         """Return, of the cheapest layouts, one that handles the most load, or of several the one furthest within limits."""
         return max(self._equal(search), key=lambda question: self._merit(question, load), default=None)
+
+    @property
+    def higher_loads(self) -> list[float]:
+        """The multiples of the rate above the one to plan for."""
+        return [load for load in self.config.multiples if load > self.load]
+
+    def equally_cheap(self) -> list[Question]:
+        """Return the cheapest layouts at the load to plan for, the one furthest within the limits first."""
+        return sorted(self._equal(self.search), key=lambda one: -self._margin(one, self.load))
 
     def _equal(self, search: Search) -> list[Question]:
         """Return the cheapest layouts."""
@@ -222,11 +231,11 @@ class Findings:
 
     def _tied(self, best: Question) -> str:
         """Name what was as good as the best in everything that it was chosen by."""
-        holds, margin = self._merit(best, self.load)
+        margin = self._margin(best, self.load)
         others = [
             one
             for one in self._equal(self.search)
-            if one != best and self._holds_to(one) == holds and math.isclose(self._margin(one, self.load), margin)
+            if one != best and not self._holds_less(one, best) and math.isclose(self._margin(one, self.load), margin)
         ]
         if not others:
             return ""
@@ -235,15 +244,24 @@ class Findings:
         return f" {self.named(others[0], self.load)}{more} {tie} with it, in cost and in headroom."
 
     def _why_not_as_dear(self, best: Question) -> str:
-        """Say if the best was chosen among equally cheap layouts because it handles more load."""
-        held = self._holds_to(best)
-        others = [one for one in self._equal(self.search) if self._holds_to(one) < held]
-        if not others:
+        """Say why the best was chosen among equally cheap layouts, if it was for the load that it takes."""
+        held, layouts = self._holds_to(best), self.search.layouts
+        equal = self._equal(self.search)
+        others = [one for one in equal if self._holds_less(one, best)]
+        if others:
+            layout = layouts[others[0].layout]
+            more = f" (and {len(others) - 1} more)" * (len(others) > 1)
+            cost, does = ("costs", "does") if len(others) == 1 else ("cost", "do")
+            return f" It meets the limits at {held:g}x the load; {layout.name}{more}, which {cost} as much, {does} not."
+        if len(equal) < 2 or self._margin(best, self.load) < max(self._margin(one, self.load) for one in equal):
             return ""
-        layout = self.search.layouts[others[0].layout]
-        more = f" (and {len(others) - 1} more)" * (len(others) > 1)
-        cost, does = ("costs", "does") if len(others) == 1 else ("cost", "do")
-        return f" It meets the limits at {held:g}x the load; {layout.name}{more}, which {cost} as much, {does} not."
+        return f" Of the {len(equal)} layouts that cost this much, it has the most headroom, and none was found to take more load."
+
+    def _holds_less(self, one: Question, best: Question) -> bool:
+        """Return whether a layout is known to miss the limits at a load at which the best meets them."""
+        held = self._holds_to(best)
+        points = (self.known(one, load) for load in self.finished if load <= held)
+        return any(point is not None and point.state != "met" for point in points)
 
     def nearest(self) -> list[Question]:
         """Return what was tried, nearest to the limits first."""

@@ -122,13 +122,13 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
 
 
 def _sizes(workload: Workload, load: LoadConfig, engine: SimulatedEngine) -> Sizes:
-    prompts = np.array([request.input_length for request in workload], np.int64)
-    answers = np.array([request.output_length for request in workload], np.int64)
-    arrivals_s = np.array([request.arrival_s for request in workload])
+    columns = workload.columns
+    prompts, answers = columns.input_length.astype(np.int64), columns.output_length.astype(np.int64)
+    arrivals_s = columns.arrival_s
     config, new = engine.config, prompts
     if config.enable_prefix_caching and workload.knows_prefixes:
         new = np.maximum(prompts - reuse_of(workload, config.block_size).endless_hits(), 1)
-    counted = np.array(load.may_count(workload), bool)
+    counted = load.may_count(workload)
     return Sizes(bool(counted.all()), arrivals_s[counted], prompts[counted], answers[counted], new[counted])
 
 

@@ -12,6 +12,9 @@ PRECISION = 0.05
 MOST = 2.0
 """The most load that is tried, as a multiple of the load planned for."""
 
+MAY_TRY = 3
+"""About how many loads are tried that the rest of a plan has not simulated."""
+
 
 def held_by(at: Callable[[float], AnyPoint], reached: Callable[[float], float], planned: float) -> Held:
     """Find the highest load at which a layout meets the limits.

@@ -1,5 +1,6 @@
 """The simulated points of a plan: those that the folder has, and new ones, simulated on all cores."""
 
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -33,6 +34,12 @@ class Points:
         self._rest = (source, ask.seed, ask.repeats, ask.limits, config.attainment, interrupt.flag)
         self._planned = config.multiples[0]
         self._sure: dict[str, list[Sureness]] = {}
+        self._spent_s = 0.0
+
+    @property
+    def each_s(self) -> float | None:
+        """How long a simulation took on average, with others at once (s); None if there was none."""
+        return self._spent_s / len(self._simulated) if self._simulated else None
 
     @property
     def at_once(self) -> int:
@@ -74,10 +81,12 @@ class Points:
         """
         todo = [arm for arm in arms if not self.is_known(arm)]
         calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned)) for arm in todo]
+        started = time.monotonic()
         for place, (point, sure) in self._each(calls):
             self._store.keep(todo[place], point)
             self._simulated.add(key := key_of(todo[place]))
             self._sure[key] = sure
+        self._spent_s += time.monotonic() - started
 
     def sure(self, arm: Arm) -> list[Sureness]:
         """Return how certain it is that the limits are met, which is not saved with the points.

@@ -1,7 +1,7 @@
 """Carry out a plan: bound layouts, try them on all cores, rank them; then examine more load, and the certainty."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,23 +9,25 @@ from typing import Any
 import yaml
 
 from dynabench.arm import Arm, Settings
+from dynabench.capacity.asking import Asking
 from dynabench.capacity.candidates import has_one_size, reached
 from dynabench.capacity.checks import check_plan
 from dynabench.capacity.commands import deploy_commands
 from dynabench.capacity.findings import Findings
-from dynabench.capacity.floors import Floor, floor_of
+from dynabench.capacity.floors import Floor
 from dynabench.capacity.headroom import MOST, held_by
+from dynabench.capacity.loads import choose, search_at
 from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
-from dynabench.deployment.file import as_plain
+from dynabench.deployment.file import as_changed
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
-from dynabench.interrupt import Interrupt, InterruptError, noted
+from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.files import replace_text
@@ -104,7 +106,7 @@ class _Planner:
         display: Display,
     ) -> None:
         self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
-        self._source, self._points, self._out, self._display = source, points, out, display
+        self._source, self._points, self._out = source, points, out
         self._started = time.perf_counter()
         self._searches: dict[float, Search] = {}
         self._modes: list[Alternative] = []
@@ -113,6 +115,10 @@ class _Planner:
         self._safer = ""
         self._held: Held | None = None
         self._found = Findings(config, experiment, settings, mode=experiment.router_mode[0])
+        self._asking = Asking(
+            points, source, experiment.limits, config.attainment, display, num_modes=len(experiment.router_mode)
+        )
+        self._floors: list[Floor] = []
         self.is_complete = True
 
     def search(self) -> None:
@@ -121,25 +127,27 @@ class _Planner:
         Raises:
             InterruptError: the user interrupted it.
         """
-        floors = self._floors(self._found.load)
-        self._search_first(floors, {})
+        self._floors = self._asking.floors(self._found, self._found.load)
+        self._search_first({})
         for mode in self._experiment.router_mode[1:] if self._found.best is None else ():
             first = self._found
             known = self._nearest_with(mode)
             if any(point.state == "met" for point in known.values()):
                 self._found = Findings(self._config, self._experiment, self._settings, mode=mode, without=first.mode)
-                self._search_first(floors, known)
+                self._search_first(known)
                 return
             first.also_missed[mode] = len(known)
 
-    def _search_first(self, floors: Sequence[Floor], known: Mapping[Question, AnyPoint]) -> None:
+    def _search_first(self, known: Mapping[Question, AnyPoint]) -> None:
         """Search at the load to plan for, from what is known of the router mode."""
         found = self._found
-        found.search = found.new_search(floors, found.load)
+        found.search = found.new_search(self._floors, found.load)
+        if not known:
+            self._asking.announce(found, self._floors, len(self._source(self._settings.shape)))
         for question, point in known.items():
             found.keep(question, found.load, point)
             found.search.learn(question, point.state, point.outcomes)
-        self._drive(found.search, found.load)
+        self._asking.drive(found, found.search, found.load)
         self._finish(found.load, found.search)
 
     def _nearest_with(self, mode: str) -> dict[Question, AnyPoint]:
@@ -153,54 +161,17 @@ class _Planner:
         self._searches[load] = search
         self._found.finished.append(load)
 
-    def _floors(self, load: float) -> list[Floor]:
-        """Return what each layout needs at least."""
-        wanted = [candidate.arm(1, load=load).settings for candidate in self._found.candidates]
-        at = "" if load == self._found.load else f" at {self._found.load_told(load)} the load"
-        self._display.what, self._display.unit = f"bounding layouts{at}", "layouts"
-        limits, attainment = self._experiment.limits, self._config.attainment
-        calls = [(floor_of, (settings, self._source, limits, attainment)) for settings in wanted]
-        return self._points.carry_out(calls)
-
-    def _drive(self, search: Search, load: float) -> None:
-        """Simulate what a search asks for until it is finished."""
-        best = search.best
-        self._display.what, self._display.unit = "none found so far", "simulations"
-        while (question := search.next()) is not None:
-            if not self._points.is_known(self._found.arm(question, load)):
-                self._points.simulate([self._found.arm(one, load) for one in search.ahead(self._points.at_once)])
-            point = self._point(question, load)
-            with noted():  # a search that has learnt half of it would be wrong
-                search.learn(question, point.state, point.outcomes)
-            if search.best != best:
-                best = search.best
-                assert best is not None
-                self._display.say(f"{self._found.named(best, load)} meets the limits")
-            known = "none" if best is None else self._found.named(best, load)
-            self._display.what = f"best so far {known}, {self._points.num_simulated} simulated"
-
-    def _point(self, question: Question, load: float) -> AnyPoint:
-        """Return the result of a question, and keep it.
-
-        Raises:
-            InterruptError: the user interrupted it.
-        """
-        [point] = self._points.ask([self._found.arm(question, load)])
-        self._found.keep(question, load, point)
-        return point
-
     def look_around(self) -> None:
         """Find out what more load needs, whether the router mode or the cache matters, and how certain the answer is.
 
         Raises:
             InterruptError: the user interrupted it.
         """
-        if self._found.best is None:
+        best = choose(self._asking, self._found)
+        if best is None:
             return
-        for load in self._config.multiples:
-            if load not in self._searches:
-                self._search_at(load)
-        best = self._found.best  # of the cheapest, the one that handles more load
+        for load in self._config.multiples[1:]:
+            self._finish(load, search_at(self._asking, self._found, load, best, self._floors))
         modes, caching = self._modes_of(best), self._caching_of(best)
         self._points.ask([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
         self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
@@ -228,7 +199,7 @@ class _Planner:
         """Look for the cheapest layout that certainly meets the limits, among a few; say what was found."""
         wanted = self._found.safer(best)[:SAFER]
         for question in wanted:
-            point = self._point(question, self._found.load)
+            point = self._asking.point(self._found, question, self._found.load)
             if point.state == "met" and self._is_certain(question):
                 return self._found.told_safer(question, len(wanted))
         return self._found.told_safer(None, len(wanted)) if wanted else ""
@@ -280,12 +251,6 @@ class _Planner:
             )
             for (name, question, _), point in zip(wanted, points, strict=True)
         ]
-
-    def _search_at(self, load: float) -> None:
-        """Find what another multiple of the load needs."""
-        search = self._found.new_search(self._floors(load), load)
-        self._drive(search, load)
-        self._finish(load, search)
 
     def _at_load(self, load: float) -> AtLoad:
         """Return what a multiple of the load was found to need."""
@@ -395,5 +360,5 @@ class _Planner:
         """Write the deployment to a file, and return the commands that start it."""
         deployment = replace(arm.settings.deployment, router_mode=str(arm.changes["router_mode"]))
         file = self._out / "deployment.yaml"
-        replace_text(file, yaml.safe_dump(as_plain(deployment), sort_keys=False))
+        replace_text(file, yaml.safe_dump(as_changed(deployment), sort_keys=False))
         return deploy_commands(deployment, str(file))

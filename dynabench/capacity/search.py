@@ -107,10 +107,10 @@ class Layout:
 class Search:
     """What is known about each layout, and what to find out next."""
 
-    def __init__(self, layouts: Sequence[Layout], *, max_gpus: int) -> None:
-        """Start a search with at most `max_gpus`."""
+    def __init__(self, layouts: Sequence[Layout], *, max_gpus: int, breaks_ties: bool = True) -> None:
+        """Start a search with at most `max_gpus`; `breaks_ties`: also try what costs as much as the cheapest."""
         self.layouts = list(layouts)
-        self._max_gpus = max_gpus
+        self._max_gpus, self._breaks_ties = max_gpus, breaks_ties
 
     @property
     def best(self) -> Question | None:
@@ -130,6 +130,17 @@ class Search:
         """The cost of the best."""
         best = self.best
         return math.inf if best is None else self.layouts[best.layout].cost(best.workers)
+
+    @property
+    def num_open(self) -> int:
+        """How many layouts may still be cheaper than the best, or cost as much, and have not been found to meet the limits."""
+        return sum(
+            not layout.impossible
+            and layout.met is None
+            and layout.cost(layout.low) <= self.cost * (1 + 1e-9)
+            and layout.gpus(layout.low) <= self._max_gpus
+            for layout in self.layouts
+        )
 
     def learn(self, question: Question, state: State, outcomes: Iterable[Outcome] = ()) -> None:
         """Note the result of a simulation; an unknown result counts as not met."""
@@ -188,7 +199,7 @@ class Search:
     def _ties(self) -> list[Question]:
         """Return the untried ones that cost as much as the best."""
         best = self.best
-        if best is None:
+        if best is None or not self._breaks_ties:
             return []
         found = []
         for place, layout in enumerate(self.layouts):

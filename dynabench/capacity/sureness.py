@@ -114,7 +114,8 @@ def _gaps_interval(limit: Condition, record: Record, blocks: Blocks) -> tuple[fl
     """Return the interval of a limit on the gaps between tokens: each belongs to the block in which it begins."""
     if limit.statistic == "max":
         return "a maximum comes from one gap"
-    assert record.gap_starts_s is not None, "simulations know it"
+    if record.gap_starts_s is None:
+        return "of so many gaps only the lengths are kept, not when they began"
     arrivals = record.requests.intended_s
     starts_s = np.array([arrivals[blocks == block].min() for block in range(int(blocks.max(initial=0)) + 1)])
     of_gaps = np.searchsorted(starts_s[1:], record.gap_starts_s, side="right")  # earlier ones are in the first

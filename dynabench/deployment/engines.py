@@ -4,16 +4,15 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from msgspec import structs
+import numpy as np
+import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
-from serving.model.context import refusal
-from workloads import Request, Workload, WorkloadError
-from workloads.request import select
+from workloads import Workload, WorkloadError
 
 SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
 """Settings that create a KV tier."""
@@ -141,19 +140,18 @@ def max_model_len_of(engines: Iterable[SimulatedEngine]) -> int | None:
 
 def answered(workload: Workload, context: int | None) -> Workload:
     """Return what engines with a context of this many tokens compute of a workload: without what they refuse or cut."""
-    if context is None or all(each.input_length + each.output_length <= context for each in workload):
+    columns = workload.columns
+    if context is None or (columns.input_length + columns.output_length <= context).all():
         return workload
-    numbers = [place for place, each in enumerate(workload) if refusal_of(each, context) is None]
-    kept = [
-        structs.replace(each, output_length=min(each.output_length, context - each.input_length))
-        for each in select(workload.requests, numbers)
-    ]
-    return replace(workload, requests=kept)
+    kept = columns.select(np.flatnonzero(are_answered(workload, context)).tolist())
+    lengths = np.minimum(kept.output_length, context - kept.input_length)
+    return replace(workload, requests=kept.replace(output_length=lengths))
 
 
-def refusal_of(request: Request, context: int) -> str | None:
-    """Return why a server refuses a request, None if it answers it."""
-    return refusal(context, request.input_length, request.output_length)
+def are_answered(workload: Workload, context: int | None) -> npt.NDArray[np.bool_]:
+    """Return which requests a server with this context answers, as `serving.model.context` decides it for each."""
+    columns, longest = workload.columns, sys.maxsize if context is None else context
+    return (columns.input_length < longest) & (columns.output_length <= longest)
 
 
 def beyond_context(workload: Workload, pool: Pool) -> str:
@@ -161,7 +159,7 @@ def beyond_context(workload: Workload, pool: Pool) -> str:
     context = pool.mocker.max_model_len
     if context is None and pool.timing.timing_name == "roofline":
         context = pool.timing.shape.context_length
-    refused = 0 if context is None else sum(refusal_of(request, context) is not None for request in workload)
+    refused = int((~are_answered(workload, context)).sum())
     if not refused:
         return ""
     return (
@@ -184,35 +182,44 @@ def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long:
     context = engine.config.max_model_len
     if fail_on_too_long and context is not None:
         _check_context(workload, context, PARTS[engine.config.kv_role])
-    for number, request in enumerate(workload):
-        if context is None or refusal_of(request, context) is None:
-            _check_room(f"{workload.name}: request {number}", request, engine)
+    _check_room(workload, engine)
 
 
 def _check_context(workload: Workload, context: int, part: str) -> None:
-    for number, request in enumerate(workload):
-        if request.input_length + request.output_length > context:
-            raise WorkloadError(
-                f"{workload.name}: request {number} has {request.input_length} prompt and {request.output_length} output "
-                f"tokens, more than max_model_len ({context}) of {part} engine: use a model with a longer context (or a larger "
-                "--max-model-len, if you set it), cut prompts with --cap-isl, or leave out --fail-on-too-long"
-            )
-
-
-def _check_room(name: str, request: Request, engine: SimulatedEngine) -> None:
-    """Refuse a request that never fits into the KV cache, or into a step."""
-    config, capacity = engine.config, engine.longest_sequence
-    part = PARTS[config.kv_role]
-    output_length = 1 if config.kv_role == "kv_producer" else request.output_length
-    total = min(request.input_length + output_length, config.max_model_len or sys.maxsize)
-    if total - 1 > capacity:
+    columns = workload.columns
+    number = _first(columns.input_length + columns.output_length > context)
+    if number is not None:
+        input_length, output_length = columns.lengths(number)
         raise WorkloadError(
-            f"{name} has {request.input_length} prompt and {output_length} output tokens, more than the {capacity} that "
-            f"{part} engine can hold (num_gpu_blocks {engine.num_blocks} x block_size {config.block_size}); raise "
+            f"{workload.name}: request {number} has {input_length} prompt and {output_length} output "
+            f"tokens, more than max_model_len ({context}) of {part} engine: use a model with a longer context (or a larger "
+            "--max-model-len, if you set it), cut prompts with --cap-isl, or leave out --fail-on-too-long"
+        )
+
+
+def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
+    """Refuse a request that never fits into the KV cache, or into a step; what a server refuses does not count."""
+    config, capacity, columns = engine.config, engine.longest_sequence, workload.columns
+    longest = config.max_model_len or sys.maxsize
+    outputs = np.ones_like(columns.output_length) if config.kv_role == "kv_producer" else columns.output_length
+    is_beyond = np.minimum(columns.input_length.astype(np.int64) + outputs, longest) - 1 > capacity
+    is_whole = not config.enable_chunked_prefill and columns.input_length > config.max_num_batched_tokens
+    number = _first((is_beyond | is_whole) & are_answered(workload, config.max_model_len))
+    if number is None:
+        return
+    name, part = f"{workload.name}: request {number}", PARTS[config.kv_role]
+    if is_beyond[number]:
+        raise WorkloadError(
+            f"{name} has {columns.input_length[number]} prompt and {outputs[number]} output tokens, more than the {capacity} "
+            f"that {part} engine can hold (num_gpu_blocks {engine.num_blocks} x block_size {config.block_size}); raise "
             "--num-gpu-blocks or cut prompts with --cap-isl"
         )
-    if not config.enable_chunked_prefill and request.input_length > config.max_num_batched_tokens:
-        raise WorkloadError(
-            f"{name} has a prompt of {request.input_length} tokens; without chunked prefill max_num_batched_tokens "
-            f"({config.max_num_batched_tokens}) of {part} engine must be at least that"
-        )
+    raise WorkloadError(
+        f"{name} has a prompt of {columns.input_length[number]} tokens; without chunked prefill max_num_batched_tokens "
+        f"({config.max_num_batched_tokens}) of {part} engine must be at least that"
+    )
+
+
+def _first(flags: npt.NDArray[np.bool_]) -> int | None:
+    """Return the number of the first that is true, None if none is."""
+    return int(flags.argmax()) if flags.any() else None

@@ -37,6 +37,9 @@ UNUSABLE = re.compile("[\0\ud800-\udfff]")
 """What no argument or environment variable can contain."""
 
 
+SAID_OF_POOLS = ("replicas", "tensor_parallel_size")
+"""Settings of pools that a short description has even at their defaults."""
+
 COMMON = ("model", "gpu")
 """Settings of pools that can be set once for all pools."""
 
@@ -123,6 +126,28 @@ def as_plain(deployment: Deployment) -> dict[str, Any]:
         **{name: _plain(section) for name, section in held.items() if section is not None},
         "pools": {pool.name: plain_pool(pool) for pool in deployment.pools},
     }
+
+
+def as_changed(deployment: Deployment) -> dict[str, Any]:
+    """Return the same without what `from_plain` takes as its default, whether the deployment is simulated or measured."""
+    kinds, blank = sections(Deployment), Deployment()
+    plain = {name: getattr(deployment, name) for name in ("name", *own(Deployment))}
+    found = {name: value for name, value in plain.items() if value != getattr(blank, name)}
+    for name in kinds:
+        if (held := getattr(deployment, name)) is not None:
+            defaults = [_plain(kind()) for kind in (kinds[name], MEASURED.get(name, kinds[name]))]
+            changed = {
+                key: value for key, value in _plain(held).items() if any(value != each[key] for each in defaults)
+            }
+            if changed or getattr(blank, name) is None:
+                found[name] = changed
+    return found | {"pools": {pool.name: _changed_pool(pool) for pool in deployment.pools}}
+
+
+def _changed_pool(pool: Pool) -> dict[str, Any]:
+    plain = plain_pool(pool)
+    blank = plain_pool(Pool(name=pool.name, engine=pool.engine)) | {"engine": Pool().engine}
+    return {name: value for name, value in plain.items() if name in SAID_OF_POOLS or value != blank[name]}
 
 
 def plain_pool(pool: Pool) -> dict[str, Any]:

@@ -52,8 +52,8 @@ class PromptHits:
     def __init__(self, workload: Workload, block_size: int, load: LoadConfig = LoadConfig()) -> None:  # noqa: B008 (frozen)
         """Find the shared prefixes of the prompts."""
         self.workload = workload
-        self.is_counted = np.array([load.is_measured(request.arrival_s) for request in workload], bool)
-        self.lengths = np.array([request.input_length for request in workload], np.int64)
+        self.is_counted = load.are_measured(workload.columns.arrival_s)
+        self.lengths = workload.columns.input_length.astype(np.int64)
         self.reuse = reuse_of(workload, block_size)
         self.hits = self.reuse.endless_hits()
         self.uncached = np.maximum(self.lengths - self.hits, 1)
@@ -145,8 +145,10 @@ def ttft_bound(prompts: PromptHits, engine: SimulatedEngine, tiers: Sequence[Tie
     The best hit is the longest prefix that any earlier request had, in one unlimited cache; at least one token is
     computed. With tiers, the bound also accounts for their sizes, for all prompts together.
     """
-    lengths, uncached = prompts.lengths[prompts.is_counted].tolist(), prompts.uncached[prompts.is_counted].tolist()
-    times = [prefill_s(engine, length, length - num) for length, num in zip(lengths, uncached, strict=True)]
+    lengths, cached = (each[prompts.is_counted] for each in (prompts.lengths, prompts.lengths - prompts.uncached))
+    above = int(cached.max()) + 1
+    kinds, kind = np.unique(lengths * above + cached, return_inverse=True)  # many prompts are alike
+    times: list[float] = np.array([prefill_s(engine, *divmod(each, above)) for each in kinds.tolist()])[kind].tolist()
     return (sum(times) + (_capacity_s(prompts, engine, tiers) if tiers else 0.0)) / len(times)
 
 
@@ -187,14 +189,12 @@ def pool_bound(prompts: PromptHits, engine: SimulatedEngine, num_ranks: int) -> 
     It processes only uncached prompt tokens, which no router can avoid. The larger of this and `ttft_bound` counts.
     """
     token = token_s(engine.timing, engine.config.max_num_batched_tokens)
-    tokens = np.where(prompts.uncached > 1, prompts.uncached, 0).tolist()  # a single token may join the decodes
-    prompts_left = zip(prompts.workload, tokens, prompts.is_counted.tolist(), strict=True)
+    tokens = np.where(prompts.uncached > 1, prompts.uncached, 0)  # a single token may join the decodes
+    counted, arrivals_s = prompts.is_counted, prompts.workload.columns.arrival_s
     work: list[tuple[float, float]] = []  # (remaining, arrival)
     now, total = 0.0, 0.0
-    for request, count, is_counted in prompts_left:
-        if not is_counted:
-            continue
-        room = (request.arrival_s - now) * num_ranks
+    for arrival_s, count in zip(arrivals_s[counted].tolist(), tokens[counted].tolist(), strict=True):
+        room = (arrival_s - now) * num_ranks
         while work and room > 0:
             remaining, arrived = heappop(work)
             if remaining > room:
@@ -202,8 +202,8 @@ def pool_bound(prompts: PromptHits, engine: SimulatedEngine, num_ranks: int) -> 
                 room = 0.0
             else:
                 room -= remaining
-                total += request.arrival_s - room / num_ranks - arrived
-        now = request.arrival_s
+                total += arrival_s - room / num_ranks - arrived
+        now = arrival_s
         heappush(work, (count * token, now))
     while work:
         remaining, arrived = heappop(work)

@@ -30,7 +30,7 @@ from serving.worker.config import read_arguments
 from serving.worker.registry import ENGINES
 from workloads import Workload
 from workloads.describe import at_once, ends
-from workloads.request import extra_fields
+from workloads.workload import extra_fields
 
 
 def manifest_of(

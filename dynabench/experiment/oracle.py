@@ -117,7 +117,7 @@ def _windows(workload: Workload) -> Iterator[Window]:
     """Yield the windows of a workload; none if its requests wait for others."""
     if workload.has_dependencies or not workload.requests:
         return
-    width, arrivals = _window_s(workload), np.array([request.arrival_s for request in workload.requests])
+    width, arrivals = _window_s(workload), workload.columns.arrival_s
     count = int(arrivals[-1] / width) + 1
     edges = [int(edge) for edge in np.searchsorted(arrivals, np.arange(count) * width)] + [len(arrivals)]
     for place, (first, stop) in enumerate(itertools.pairwise(edges)):

@@ -8,6 +8,7 @@ from dynabench.arm import Arm, Run, runs_of
 from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.experiment.source import Source
 from dynabench.interrupt import Flag, InterruptError
+from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.run import simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import sufficiency, tiers
@@ -40,8 +41,15 @@ def simulate_point(
     return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
 
 
-def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag) -> list[Record] | Impossible:
-    """Simulate every repeat of a combination of settings, or say why it is impossible.
+def simulate_runs(
+    arm: Arm,
+    source: Source,
+    seed: int,
+    repeats: int,
+    flag: Flag,
+    watch: Callable[[Cluster], object] | None = None,
+) -> list[Record] | Impossible:
+    """Simulate every repeat of a combination of settings, or say why it is impossible; `watch`: see `simulate`.
 
     Raises:
         InterruptError: the user interrupted it.
@@ -53,7 +61,7 @@ def simulate_runs(arm: Arm, source: Source, seed: int, repeats: int, flag: Flag)
     except (ValueError, WorkloadError) as error:
         return Impossible(arm.name, arm.plain_changes, str(error))
     return [
-        simulated_whole(run, workload, flag, on_progress=flag.progress.of(len(workload), run=number, runs=repeats))
+        _simulated_whole(run, workload, flag, flag.progress.of(len(workload), run=number, runs=repeats), watch)
         for number, run in enumerate(runs_of([arm], repeats, seed))
     ]
 
@@ -115,15 +123,19 @@ def _series(runs: list[Record]) -> PointSeries:
     return series(table, int(blocks.max(initial=0)) + 1)
 
 
-def simulated_whole(
-    run: Run, workload: Workload, flag: Flag, on_progress: Callable[[int], None] | None = None
+def _simulated_whole(
+    run: Run,
+    workload: Workload,
+    flag: Flag,
+    on_progress: Callable[[int], None],
+    watch: Callable[[Cluster], object] | None,
 ) -> Record:
     """Simulate a run, all of it.
 
     Raises:
         InterruptError: the user interrupted it.
     """
-    record = simulate(run, workload, on_progress=on_progress, is_interrupted=flag.is_raised)
+    record = simulate(run, workload, on_progress=on_progress, is_interrupted=flag.is_raised, watch=watch)
     if not record.is_complete:
         raise InterruptError
     return record

@@ -1,10 +1,9 @@
 """Requests that no number of workers answers, because they are longer than the model's context."""
 
 from collections.abc import Sequence
-from itertools import compress
 
 from dynabench.arm import Arm
-from dynabench.deployment.engines import engines_of, max_model_len_of, refusal_of
+from dynabench.deployment.engines import are_answered, engines_of, max_model_len_of
 from dynabench.experiment.source import Source
 from foundation.errors import UserError
 from reports.figures.conditions import Condition
@@ -42,8 +41,8 @@ def missed_by_refusals(
     """Say which limit is missed because engines with this context (None: any length) refuse too many requests."""
     if context is None or (load.has_window and load.waits_for_answers(workload)):
         return None  # which requests count depends on answers, too
-    counted = list(compress(workload, load.may_count(workload)))
-    count, refused = len(counted), sum(refusal_of(request, context) is not None for request in counted)
+    may_count = load.may_count(workload)
+    count, refused = int(may_count.sum()), int((may_count & ~are_answered(workload, context)).sum())
     missed = next((limit for limit in limits if _misses(limit, count, refused, attainment)), None)
     if missed is None:
         return None

@@ -19,7 +19,7 @@ from dynabench.live.timeline import Stats, requests_of
 from reports.record.records import Requests
 from workloads import Workload
 from workloads.pacing import LoadConfig
-from workloads.request import select
+from workloads.workload import select
 
 STATS_S = 0.25
 READY_S = 60.0

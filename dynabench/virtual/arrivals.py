@@ -31,7 +31,7 @@ class Arrivals:
         """Total delay of all requests between their clients and the router."""
         self.waits_for_answers = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         """Whether the end of a request may let others arrive."""
-        self._requests = workload.requests
+        self._columns = workload.columns
         self._pacer = Pacer(workload, load)  # decides who arrives when
         self._overhead = overhead
         self._has_way = any((overhead.request_s, overhead.prompt_token_s, overhead.spacing_s))
@@ -65,7 +65,7 @@ class Arrivals:
         for number, intended in self._pacer.due(now):
             self._log.intended_s[number] = intended
             if self.counter is not None:
-                self.counter.on_arrival(self._requests[number].input_length)
+                self.counter.on_arrival(self._columns.lengths(number)[0])
             passed = self._passed_on(number, now) if self._has_way else now
             if passed > now:
                 self.delays_s += passed - now
@@ -78,4 +78,4 @@ class Arrivals:
         """Return when a request that arrives now reaches the router (s)."""
         overhead = self._overhead
         turn = self._turn_s = max(now, self._turn_s + overhead.spacing_s)
-        return turn + overhead.before(self._requests[number].input_length)
+        return turn + overhead.before(self._columns.lengths(number)[0])

@@ -14,6 +14,7 @@ from dynabench.virtual.arrivals import Arrivals
 from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.fleet import Fleet, Worker
 from dynabench.virtual.flights import Flights
+from dynabench.virtual.gaps import Gaps
 from dynabench.virtual.means import mean_overhead, read_kv_size, router_of
 from dynabench.virtual.prompts import Prompts
 from dynabench.virtual.rank import Lockstep, Rank
@@ -54,7 +55,7 @@ class Cluster:
         """Every rank so far, by its number, which is its slot at the routers."""
         self.engines: list[SimulatedEngine] = []
         """The engine of each rank."""
-        self.first_gap_rows: list[int] = []
+        self.gaps = Gaps(self.ranks, self.engines)
         self.kv_uses = {pool.name: KvUse() for pool in pools}
         """How much of its KV each pool used."""
         self.prompts = Prompts(workload, pools)
@@ -92,6 +93,7 @@ class Cluster:
                 is_apart=is_apart,
                 block_size=self.block_size,
                 answer_s=self.overhead.answer_s,
+                gaps=self.gaps,
             ),
         )
         self.arrivals.begin = self.flights.begin
@@ -175,7 +177,6 @@ class Cluster:
         rank.reads_kv = not is_for_prefills and (self._is_apart or self._hands_over)
         self.ranks.append(rank)
         self.engines.append(simulated)
-        self.first_gap_rows.append(0)
         self.traffic.links.add_rank(pool.gpus_per_rank, self.clock.now)
         self.tiering.connect(rank)
         routing.add(rank)
@@ -204,5 +205,4 @@ class Cluster:
 
     def _end_warmup(self) -> None:
         """Start counting gaps between tokens; what was logged so far belongs to the warm-up."""
-        for place, rank in enumerate(self.ranks):
-            self.first_gap_rows[place] = rank.engine.split_log(self.clock.now)
+        self.gaps.begin(self.clock.now)

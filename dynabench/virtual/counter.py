@@ -1,12 +1,10 @@
 """A planner's view of requests in virtual time: sums since the start, as a real frontend keeps them."""
 
-from collections.abc import Sequence
-
 from dynabench.virtual.rank import number_of
 from mocker import StepOutput
 from reports.record.records import RequestLog
 from serving.planner import Counts
-from workloads import Request
+from workloads.columns import RequestColumns
 
 
 class Counter:
@@ -22,7 +20,7 @@ class Counter:
         self._num_arrived += 1
         self._prompt_tokens += isl
 
-    def on_output(self, output: StepOutput, log: RequestLog, requests: Sequence[Request]) -> None:
+    def on_output(self, output: StepOutput, log: RequestLog, requests: RequestColumns) -> None:
         """Count the answers that began or ended with a step, once they are in the log."""
         for sequence in output.sampled:
             if sequence.first_token_s == output.end:
@@ -32,14 +30,14 @@ class Counter:
             if not sequence.is_failed:
                 self._on_end(number_of(sequence), output.end, log, requests)
 
-    def _on_end(self, number: int, end_s: float, log: RequestLog, requests: Sequence[Request]) -> None:
-        request = requests[number]
+    def _on_end(self, number: int, end_s: float, log: RequestLog, requests: RequestColumns) -> None:
+        prompt_tokens, output_tokens = requests.lengths(number)
         self._num_ended += 1
-        self._ended_prompt_tokens += request.input_length
-        self._output_tokens += request.output_length
+        self._ended_prompt_tokens += prompt_tokens
+        self._output_tokens += output_tokens
         self._cached_tokens += log.cached_tokens[number]
         self._e2e_s += end_s - log.intended_s[number]
-        self._num_gaps += request.output_length - 1
+        self._num_gaps += output_tokens - 1
         self._gaps_s += log.last_token_s[number] - log.first_token_s[number]
 
     @property

@@ -23,7 +23,7 @@ from serving.life.flight import Flight
 from serving.life.leg import Leg, Stage
 from serving.life.terms import Terms
 from serving.router import Prompt, RoutingDecision
-from serving.router.router import NoWorkersError
+from serving.router.decision import NoWorkersError
 
 
 class Flights:
@@ -106,7 +106,7 @@ class Flights:
                 bypass = bypassing_slot(
                     self._terms.config,
                     prompt,
-                    self._prompts.requests[flight.number].output_length,
+                    self._prompts.columns.lengths(flight.number)[1],
                     decode=self._decode,
                     prefill=prefill,
                     ranks=self._ranks,
@@ -155,7 +155,7 @@ class Flights:
             else:
                 self.act(flight, flight.ended(output.end))
         if arrivals.counter is not None:
-            arrivals.counter.on_output(output, self._stamps.log, self._prompts.requests)
+            arrivals.counter.on_output(output, self._stamps.log, self._prompts.columns)
         if output.finished and arrivals.waits_for_answers:
             arrivals.await_next()
         if self._may_hold:
@@ -313,11 +313,11 @@ class Flights:
         assert leg is not None
         if is_apart and not leg.is_moved:
             self._stamps.log.decode_queued_s[number] = now
-        sequence = leg.call = self._prompts.to_decode(flight, prepared.chain, now)
+        sequence = leg.call = self._prompts.to_decode(flight, prepared, now)
         if leg.reads_kv:
             sequence.is_remote_prefill = True
             sequence.is_token_shipped = flight.is_destination_first and not leg.is_moved
-        output_length = self._prompts.requests[number].output_length
+        output_length = prepared.request.output_length
         is_local = is_apart and not leg.reads_kv
         return self._decode.place(number, prepared.prompt, output_length, leg.only, is_local=is_local)
 

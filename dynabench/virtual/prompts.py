@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dynabench.deployment.engines import SimulatedPool, context_of, max_model_len_of, refusal_of
+from dynabench.deployment.engines import SimulatedPool, context_of, max_model_len_of
 from dynabench.virtual.grouping import Grouping
 from mocker import BlockChain
 from mocker import Sequence as EngineSequence
 from serving.life.flight import Flight
+from serving.model.context import refusal
 from serving.router import Prompt, PromptBlocks
-from workloads import Workload
+from workloads import Request, Workload
 
 
 class Prepared(NamedTuple):
@@ -19,6 +20,7 @@ class Prepared(NamedTuple):
     """For routers."""
     chain: BlockChain
     """The names of its blocks, for engines."""
+    request: Request
 
 
 class Prompts:
@@ -31,31 +33,32 @@ class Prompts:
         self.longest = max_model_len_of(present)
         """Tokens of the longest request that the engines take, prompt and output together, if there is a limit."""
         self._context = context_of(present)
-        self.requests = workload.requests
+        self.columns = workload.columns
         self._grouping = Grouping(workload.block_size, self.block_size)
 
     def refusal(self, number: int) -> str | None:
         """Return why the frontend refuses a request, None if it does not."""
-        return None if self.longest is None else refusal_of(self.requests[number], self.longest)
+        return None if self.longest is None else refusal(self.longest, *self.columns.lengths(number))
 
     def prepare(self, flight: Flight) -> Prepared:
         """Return what is sent for a request, including tokens generated so far."""
-        request = self.requests[flight.number]
+        before = flight.payload
+        request = before.request if isinstance(before, Prepared) else self.columns[flight.number]
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
         num_tokens = request.input_length if flight.generated is None else request.input_length + flight.num_generated
-        return Prepared(Prompt(num_tokens, blocks, request.session or None), chain)
+        return Prepared(Prompt(num_tokens, blocks, request.session or None), chain, request)
 
-    def to_decode(self, flight: Flight, chain: BlockChain, now: float) -> EngineSequence:
+    def to_decode(self, flight: Flight, prepared: Prepared, now: float) -> EngineSequence:
         """Return a request's sequence for the rank that answers it; one that ends by EOS has a limit beyond that."""
-        request, generated = self.requests[flight.number], flight.generated
+        request, generated = prepared.request, flight.generated
         num_generated = 0 if generated is None else generated.num_tokens
         sequence = EngineSequence(
             flight.number,
             num_prompt=request.input_length + num_generated,
             max_tokens=request.max_tokens(self._context) - num_generated,
             stop_after=request.output_length - num_generated if request.ends == "stop" else None,
-            chain=chain,
+            chain=prepared.chain,
             priority=request.priority,
             arrival=now,
         )
@@ -71,6 +74,6 @@ class Prompts:
             max_tokens=1,
             is_remote_decode=True,
             chain=prepared.chain,
-            priority=self.requests[flight.number].priority,
+            priority=prepared.request.priority,
             arrival=now,
         )

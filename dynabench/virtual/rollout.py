@@ -3,7 +3,7 @@
 import copy
 
 from dynabench.virtual.cluster import Cluster
-from serving.router.router import NOBODY, NoWorkersError
+from serving.router.decision import NOBODY, NoWorkersError
 from workloads import WorkloadError
 
 HORIZON_S = 60.0

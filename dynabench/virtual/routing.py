@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
@@ -12,7 +12,7 @@ from mocker.events import KvEvent, TierEvent, TierRemoved, TierStored
 from serving.router import Prompt, Router, RoutingDecision
 from serving.router.index import PrefixIndex
 
-FEW_RANKS = 16
+FEW_RANKS: Final = 16
 
 
 class Routing:
@@ -23,6 +23,7 @@ class Routing:
         self.ranks: list[Rank] = []
         self._clock = clock
         self._index = router.index if isinstance(router.index, PrefixIndex) else None
+        self._reads_more = router.policy.needs_state or router.policy.needs_truth
         self._caught_up_s = -1.0
         self._delay_s = 0.0 if router.is_oracle else kv_event_delay_s
         self.sends_events_at_once = self._delay_s > 0
@@ -104,8 +105,9 @@ class Routing:
     def catch_up(self, prompt: Prompt) -> None:
         """Process the iterations that have ended inside leaps, at the ranks where that can change a decision.
 
-        Inside a leap only evictions matter to the router, so a rank without overlap can be skipped. Among few ranks,
-        asking all is cheaper than finding out which have any.
+        Inside a leap only evictions matter to the router, so a rank without overlap can be skipped, and one that has
+        blank blocks enough, unless the mode reads more than caches. Among few ranks, asking all is cheaper than finding
+        out which have any overlap.
         """
         if self._index is None:
             return
@@ -121,8 +123,7 @@ class Routing:
             ranks = [self._by_slot[slot] for slot in self._index.overlaps(prompt.blocks)]
         for rank in ranks:
             engine = rank.engine
-            step = engine.step
-            if step is not None and step.num_iterations > 1 and rank.caught_up_s != now:
+            if rank.caught_up_s != now and (self._reads_more or engine.may_evict):
                 rank.caught_up_s = now
                 engine.advance(now)
             if engine.outbox.events:

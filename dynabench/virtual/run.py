@@ -19,13 +19,13 @@ from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import fleet_use, kv_use, link_use, pool_use, tier_use
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
-from reports.figures.metrics import spread
+from reports.figures.gap_bins import GAP_ERROR
 from reports.record.records import Floats, Record, Requests
 from serving.router import Mode
 from workloads import Workload
 from workloads.pacing import LoadConfig
-from workloads.request import select
 from workloads.reuse import reuse_of
+from workloads.workload import select
 
 HOSTLESS = ("polynomial", "constant", "table")
 """Step times that do not separate the host's work from the GPU's."""
@@ -52,8 +52,16 @@ def simulate(
     *,
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] | None = None,
+    watch: Callable[[Cluster], object] | None = None,
 ) -> Record:
-    """Carry out one run in virtual time; when `is_interrupted` returns true between two events, stop and keep what is done.
+    """Carry out one run in virtual time.
+
+    Args:
+        run: what to simulate.
+        workload: its requests.
+        on_progress: takes the number of requests that have ended, now and then.
+        is_interrupted: when it returns true between two events, the run stops and keeps what is done.
+        watch: takes the cluster now and then between two events; whatever it raises ends the run.
 
     Raises:
         WorkloadError: a request can never fit.
@@ -61,7 +69,7 @@ def simulate(
         StalledError: the simulation ended with unfinished requests (a defect).
     """
     cluster = cluster_of(run, workload)
-    cluster.clock.on_look = _look(cluster, on_progress, is_interrupted)
+    cluster.clock.on_look = _look(cluster, on_progress, is_interrupted, watch)
     config = run.deployment.planner
     planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
     with noted() if is_interrupted is not None else nullcontext():
@@ -77,9 +85,11 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
         is_complete = False
     wall_s = time.perf_counter() - started
     requests = _requests(cluster, workload, run.settings.load)
-    gaps, gap_starts_s = _gaps(cluster)
+    gaps, gap_starts_s = cluster.gaps.rows()
     overhead = cluster.overhead
     facts: dict[str, float] = {}
+    if cluster.gaps.is_binned:
+        facts["gap_error"] = GAP_ERROR
     if _is_sync_free(run.deployment):
         facts["without_host_time"] = 1.0
     if _has_unused_model(run.deployment):
@@ -95,7 +105,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
     waits_s = requests.first_token_s - requests.sent_s
     if any(overhead) and waits_s.filled(0).sum() > 0:  # not if none was answered, nor if steps take no time
         delays_s = cluster.arrivals.delays_s + cluster.flights.rank_effects.pauses_s
-        outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.intended_s)) + overhead.answer_s
+        outside = delays_s / np.count_nonzero(~np.isnan(cluster.log.noted("intended_s"))) + overhead.answer_s
         facts["overhead_share"] = outside / float(waits_s.mean())
     return Record(
         run.arm.name,
@@ -168,39 +178,43 @@ def _check_apart(deployment: Deployment, engines: Sequence[SimulatedEngine]) -> 
 
 
 def _look(
-    cluster: Cluster, on_progress: Callable[[int], None] | None, is_interrupted: Callable[[], bool] | None
+    cluster: Cluster,
+    on_progress: Callable[[int], None] | None,
+    is_interrupted: Callable[[], bool] | None,
+    watch: Callable[[Cluster], object] | None,
 ) -> Callable[[], None]:
     def look() -> None:
         if on_progress is not None:
             on_progress(cluster.num_ended)
         if is_interrupted is not None and is_interrupted():
             raise _Stopped
+        if watch is not None:
+            watch(cluster)
 
     return look
 
 
 def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Requests:
     """Return the records of the requests that have ended."""
-    log, intended_s = cluster.log, np.array(cluster.log.intended_s)
+    log = cluster.log
+    intended_s: Floats = log.noted("intended_s")
     num_arrived = int(np.flatnonzero(~np.isnan(intended_s)).max(initial=-1)) + 1  # after an interrupt, perhaps not all
     workload = replace(workload, requests=workload.requests[:num_arrived])
-    rows = slice(num_arrived)
-    isl = np.array([request.input_length for request in workload.requests], np.int32)
-    planned = np.array([request.output_length for request in workload.requests], np.int32)
+    rows, columns = slice(num_arrived), workload.columns
     ranks = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in cluster.engines])
     requests = log.finish(
         rows,
         sent_s=intended_s[rows],
-        first_byte_s=np.array(log.first_token_s[rows]),
-        done_s=np.array(log.last_token_s[rows]),
-        isl=isl,
-        osl=planned,
-        planned_isl=isl,
-        planned_osl=planned,
-        priority=[request.priority for request in workload.requests],
+        first_byte_s=log.noted("first_token_s")[rows],
+        done_s=log.noted("last_token_s")[rows],
+        isl=columns.input_length,
+        osl=columns.output_length,
+        planned_isl=columns.input_length,
+        planned_osl=columns.output_length,
+        priority=np.array(columns.values("priority"), np.int32),
         first_chunk_tokens=np.ones(num_arrived, np.int32),
         endless_tokens=_endless_tokens(cluster, workload),
-        is_measured=[load.is_measured(time) for time in intended_s[rows].tolist()],
+        is_measured=load.are_measured(intended_s[rows]),
     )
     if not workload.knows_prefixes:  # hits of made-up ids are meaningless
         requests = requests.replace(**dict.fromkeys(FOLLOW_PREFIXES))
@@ -219,13 +233,3 @@ def _endless_tokens(cluster: Cluster, workload: Workload) -> npt.NDArray[np.int6
     found = np.zeros(len(workload), np.int64)
     found[numbers] = reuse_of(served, cluster.block_size).endless_hits()
     return found
-
-
-def _gaps(cluster: Cluster) -> tuple[Floats, Floats]:
-    """Return the gaps between tokens after the warm-up, with each engine's noise, and when each row began (s)."""
-    rows, starts_s = [], []
-    for rank, first, engine in zip(cluster.ranks, cluster.first_gap_rows, cluster.engines, strict=True):
-        log = rank.engine.log
-        rows.append(spread(np.array(log.rows).reshape(-1, 5)[first:], engine.noise))
-        starts_s.append(np.repeat(np.array(log.starts_s)[first:], max(len(engine.noise), 1)))
-    return np.concatenate(rows), np.concatenate(starts_s)

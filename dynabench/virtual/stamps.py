@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 
+from dynabench.virtual.gaps import REQUESTS_PER_LOOK, Gaps
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.tiers import SourceColumns
 from mocker import Sequence as EngineSequence
@@ -23,8 +24,10 @@ class Stamps:
         is_apart: bool,
         block_size: int,
         answer_s: float,
+        gaps: Gaps,
     ) -> None:
         self.log = log
+        self._gaps = gaps
         self.answer_s = answer_s
         """Time from the end of a step to the client (s)."""
         self._sources = SourceColumns(engines, log)
@@ -35,8 +38,8 @@ class Stamps:
         """Record what a router knew when it placed a request."""
         log = self.log
         log.predicted_tokens[number] = decision.overlap_blocks * self._block_size
-        if decision.overlaps:
-            log.best_tokens[number] = max(decision.overlaps) * self._block_size
+        if decision.best_blocks is not None:
+            log.best_tokens[number] = decision.best_blocks * self._block_size
         log.queue_depth[number] = router.load(decision.slot).num_requests - 1
 
     def second_token(self, number: int, time: float) -> None:
@@ -54,6 +57,8 @@ class Stamps:
     def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
         """Record an answer that is complete, or that has broken off; if several ranks generated it, as if one had."""
         log, number, generated = self.log, flight.number, flight.generated
+        if number % REQUESTS_PER_LOOK == 0:
+            self._gaps.look()
         log.worker[number] = rank.number
         log.finish_reason[number] = sequence.finish_reason
         log.preemptions[number] = sequence.num_preemptions

@@ -27,6 +27,7 @@ class Leaps:
         self._config = config
         self._running = running
         self._queues = queues
+        self._pool = memory.pool
         self._retention = memory.retention
         self._offload = memory.offload
         self._has_host = memory.has_host
@@ -67,6 +68,11 @@ class Leaps:
         if not self._config.scheduler_reserve_full_isl or offload.is_copying or self._has_adapters:
             return False  # with adapters, the first that waits need not be the next
         return not (waiting and offload.may_look_up(waiting[0]))
+
+    def may_evict(self, num_iterations: int) -> bool:
+        """Return whether this many more iterations might evict a cached block."""
+        most = len(self._running.sequences) * (num_iterations // self._config.block_size + 1)
+        return most > self._pool.num_blank
 
     def take(self, num_iterations: int, *, is_ordered: bool) -> None:
         """Schedule the last batch for this many more iterations, in which only a token for each sequence happens.

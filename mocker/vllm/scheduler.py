@@ -201,6 +201,10 @@ class Scheduler(Core):
 
     # Leaps
 
+    def may_evict(self, num_iterations: int) -> bool:
+        """See `Core`."""
+        return self._leaps.may_evict(num_iterations)
+
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
         """See `Core`."""
         return self._leaps.num_iterations(batch, limit)

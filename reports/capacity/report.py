@@ -72,8 +72,8 @@ def _sureness_grid(answer: PlanAnswer) -> Grid | None:
                 [
                     shown(sure.value),
                     "n/a"
-                    if known is None or known.margin is None
-                    else f"{known.state} by {percent(abs(known.margin))}",
+                    if known is None or known.headroom is None
+                    else f"{known.state} by {percent(abs(known.headroom))}",
                     interval,
                     "n/a" if sure.model_error is None else percent(sure.model_error),
                 ],

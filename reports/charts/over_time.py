@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from reports.figures.metrics import per_request
+from reports.figures.metrics import of_each
 from reports.figures.stability import in_system, waiting
 from reports.record.records import Floats, MaybeFloats, MaybeInts, Record, Requests
 
@@ -23,7 +23,7 @@ def centres(edges: Floats) -> Floats:
 
 def ttft(run: Record, edges: Floats, share: float) -> Floats:
     """Return a quantile of TTFT (ms) of the requests due in each window, NaN where there are none."""
-    values = per_request(run.requests)["ttft_sched"] * 1000
+    values = of_each(run.requests, "ttft_sched") * 1000
     known = ~np.isnan(values)
     place = np.clip(np.searchsorted(edges, run.requests.intended_s[known], side="right") - 1, 0, len(edges) - 2)
     order = np.argsort(place, kind="stable")

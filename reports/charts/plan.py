@@ -16,6 +16,8 @@ BEST = PALETTE[0][0]
 MOST = 16
 """Layouts that are drawn."""
 ROW = 24
+WIDEST = 44
+"""Cells of the names of layouts, which stand beside a wide chart and differ in many settings."""
 MOST_SHOWN = 200.0
 """Intervals are drawn up to twice their limit (%): failed requests make them infinite."""
 
@@ -35,7 +37,7 @@ def layouts(answer: "PlanAnswer", key: Key) -> Chart | None:
     shown = [layout for layout in answer.layouts if layout.outcomes and (layout.gpus or layout.at_least)][:MOST]
     if len(shown) < 2:
         return None
-    names = key_of([layout.name for layout in shown])
+    names = key_of([layout.name for layout in shown], widest=WIDEST)
     limits = [limit for limit in answer.limits if any(_used(layout, limit) for layout in shown)][:3]
     left = drawing.widest(entry.name for entry in names.values()) + 14
     height, gap = ROW * len(shown) + 8, 44

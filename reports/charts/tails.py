@@ -42,7 +42,7 @@ Quantiles = Callable[[Record], tuple[int, Callable[[Floats], Floats]]]
 
 def _of_requests(name: str) -> Quantiles:
     def found(run: Record) -> tuple[int, Callable[[Floats], Floats]]:
-        values = metrics.per_request(run.requests)[name]
+        values = metrics.of_each(run.requests, name)
         values = np.sort(values[~np.isnan(values)])
         return len(values), lambda shares: np.quantile(values, shares)
 

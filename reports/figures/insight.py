@@ -156,6 +156,10 @@ def remarks(repeats: list[Record]) -> list[str]:
         )
     if any(run.facts.get("without_gpu") for run in repeats):
         found.append("its step times and number of KV blocks are not those of --model, because --gpu is not given")
+    if error := max(run.facts.get("gap_error", 0.0) for run in repeats):
+        found.append(
+            f"it has so many times between tokens that they are kept in bins: percentiles of ITL are exact to {error:.1%}"
+        )
     if any(run.facts.get("without_prefixes") for run in repeats):
         found.append(
             "the workload does not say what prompts share, so each had a prefix of its own, and hits are unknown: modes "
@@ -192,7 +196,7 @@ def _by_priority(repeats: list[Record]) -> list[str]:
     """Say how long requests of each priority waited, if there are several."""
     ttft_s: dict[int, list[Floats]] = {}
     for run in repeats:
-        times = metrics.per_request(run.requests)["ttft_sched"]
+        times = metrics.of_each(run.requests, "ttft_sched")
         kept = run.requests.is_measured & ~np.isnan(times) & ~np.ma.getmaskarray(run.requests.priority)
         levels = np.ma.getdata(run.requests.priority)
         for level in np.unique(levels[kept]).tolist():

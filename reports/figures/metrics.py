@@ -43,6 +43,15 @@ LABELS = {
     "hit_share": "cache hit share",
     "imbalance": "imbalance",
 }
+SPANS = {
+    "ttft_sched": ("intended_s", "first_token_s"),
+    "ttft": ("sent_s", "first_token_s"),
+    "ttst": ("sent_s", "second_token_s"),
+    "tpot": ("first_token_s", "last_token_s"),
+    "e2e_sched": ("intended_s", "last_token_s"),
+    "e2e": ("sent_s", "last_token_s"),
+}
+"""From when to when each metric of a request is."""
 PERCENTILES = (50, 90, 95, 99)
 LEAST_SAMPLES = {50: 1, 90: 36, 95: 72, 99: 368}
 """The number of samples below which a percentile has no two-sided 95% confidence interval."""
@@ -99,7 +108,7 @@ class TokenGaps:
         for place, value in enumerate(values):
             across = self.rows[(lowest <= value) & (highest > value)]  # the others are entirely on one side
             if len(across):
-                counts[place] += _steps_below(across, value)
+                counts[place] += float((steps_up_to(across, value) * across[:, 4]).sum())
         return counts
 
     @functools.cached_property
@@ -128,35 +137,33 @@ def spread(rows: Floats, noise: Sequence[float]) -> Floats:
     return wide
 
 
-def _steps_below(rows: Floats, value: float) -> float:
-    """Count the gaps of rows that are at most a value: those before the first step that exceeds it."""
-    first, slope, curve, steps, tokens = rows.T
-    excess = value - first
+def steps_up_to(rows: Floats, values: Floats | float) -> Floats:
+    """Count the steps of each row whose gaps are at most a value: those before the first step that exceeds it."""
+    first, slope, curve, steps, _ = rows.T
+    excess = values - first
     # First step j at which first + slope*j + curve*j*j exceeds the value; slope >= 0, |curve| small.
     root = np.sqrt(np.maximum(slope * slope + 4 * curve * excess, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         crossing = np.where(slope > 0, 2 * excess / (slope + root), np.inf)
         vertex = np.where(slope * slope + 4 * curve * excess < 0, np.inf, crossing)
-    below = np.clip(np.floor(vertex) + 1, 0, steps)
-    return float((np.where(excess >= 0, below, 0) * tokens).sum())
+    below: Floats = np.where(excess >= 0, np.clip(np.floor(vertex) + 1, 0, steps), 0)
+    return below
 
 
 def per_request(requests: Requests) -> dict[str, Floats]:
     """Return TTFT, TTST, TPOT and E2E of every request (s), NaN where a request failed or has no such time."""
-    intended, sent, first, second, last = (
-        np.ma.filled(getattr(requests, name), np.nan)
-        for name in ("intended_s", "sent_s", "first_token_s", "second_token_s", "last_token_s")
-    )
-    decoded = requests.osl - requests.first_chunk_tokens
-    values = {
-        "ttft_sched": first - intended,
-        "ttft": first - sent,
-        "ttst": second - sent,
-        "tpot": (last - first) / np.where(decoded > 0, decoded, np.nan),
-        "e2e_sched": last - intended,
-        "e2e": last - sent,
-    }
-    return {name: np.where(requests.succeeded, value, np.nan) for name, value in values.items()}
+    return {name: of_each(requests, name) for name in SPANS}
+
+
+def of_each(requests: Requests, name: str) -> Floats:
+    """Return one of these metrics."""
+    start, end = (np.ma.filled(getattr(requests, column), np.nan) for column in SPANS[name])
+    values = end - start
+    if name == "tpot":
+        decoded = requests.osl - requests.first_chunk_tokens
+        values /= np.where(decoded > 0, decoded, np.nan)
+    values[~requests.succeeded] = np.nan
+    return values
 
 
 def schedule_lag(requests: Requests) -> Floats:
@@ -238,8 +245,9 @@ def describe(values: Floats, *, num_failed: int = 0) -> Statistics:
     values = values[~np.isnan(values)]
     if not len(values):
         return Statistics(0)
+    wanted = [p for p in PERCENTILES if len(values) >= LEAST_SAMPLES[p]]
     found: dict[str, Any] = {
-        f"p{p}": float(np.percentile(values, p)) for p in PERCENTILES if len(values) >= LEAST_SAMPLES[p]
+        f"p{p}": float(value) for p, value in zip(wanted, np.percentile(values, wanted), strict=True)
     }
     adjusted: dict[str, Any] = {}
     if num_failed:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from reports.figures.conditions import METRICS, Condition
-from reports.figures.metrics import LEAST_SAMPLES, Goodput, Statistics, TokenGaps, per_request
+from reports.figures.metrics import LEAST_SAMPLES, Goodput, Statistics, TokenGaps, of_each
 from reports.figures.statistics import TAIL, half_interval
 from reports.record.records import Record
 
@@ -50,6 +50,8 @@ class Outcome(msgspec.Struct, frozen=True):
         if self.margin is None:
             return f"{'not known' if self.state == 'unknown' else self.state}: {self.reason}"
         doubt = ", which includes the limit" if self.is_open else ""
+        if self.is_share:  # its distance to the limit as a share of a share would be one more percentage
+            return f"{self.state} with {self._shown()}{doubt}"
         return f"{self.state} by {percent(abs(self.margin))} ({self._shown()}{doubt})"
 
     def over_repeats(self, alone: "Sequence[Outcome]") -> "Outcome":
@@ -96,7 +98,7 @@ class Exceeding:
         if limit.metric == "itl":
             gaps = TokenGaps(np.concatenate([run.gaps for run in runs]))
             return cls(gaps.count - round(float(gaps.counts_below(np.array([limit.value]))[0])), gaps.count)
-        values = np.concatenate([per_request(run.requests)[METRICS[limit.metric]] for run in runs])
+        values = np.concatenate([of_each(run.requests, METRICS[limit.metric]) for run in runs])
         failed = sum(int((~run.requests.succeeded).sum()) for run in runs)
         return cls(int((values > limit.value).sum()) + failed, int((~np.isnan(values)).sum()) + failed)
 

@@ -11,7 +11,7 @@ of the prefill.
 import msgspec
 import numpy as np
 
-from reports.figures.metrics import per_request
+from reports.figures.metrics import of_each
 from reports.record.records import Flags, Floats, Record, Requests
 
 PARTS = {
@@ -54,7 +54,7 @@ class Split(msgspec.Struct, frozen=True):
 def split_ttft(runs: list[Record]) -> Split | None:
     """Return where the TTFT of an arm's runs goes; None if no server reported when it started on a request."""
     requests = Requests.concatenate([run.requests for run in runs])
-    requests = requests[~np.isnan(per_request(requests)["ttft"]) & ~requests.admitted_s.mask]
+    requests = requests[~np.isnan(of_each(requests, "ttft")) & ~requests.admitted_s.mask]
     if not len(requests):
         return None
     is_apart, is_early = ~requests.prefill_worker.mask, _had_blocks_early(requests)

@@ -102,10 +102,10 @@ def paired_difference(
     """
     both = ~(np.isnan(baseline) | np.isnan(other))
     before, after = baseline[both], other[both]
-    used, place = np.unique(blocks[both], return_inverse=True)
-    if len(before) < 2 or len(used) < 2:
+    used, place = _used(blocks[both])
+    if len(before) < 2 or used < 2:
         return None
-    weights = resamples(len(used), seed)
+    weights = resamples(used, seed)
     if share is None:
         base, value = float(before.mean()), float((after - before).mean())
         sums = np.bincount(place, weights=after - before)
@@ -113,12 +113,13 @@ def paired_difference(
     else:
         base = float(np.quantile(before, share))
         value = float(np.quantile(after, share)) - base
-        resampled = _quantiles(after, place, weights, share) - _quantiles(before, place, weights, share)
-    low, high = _interval(value, resampled, len(used))
+        later, earlier = (_quantiles(_sorted(values, place), weights, share) for values in (after, before))
+        resampled = later - earlier
+    low, high = _interval(value, resampled, used)
     low = max(low, -base)  # no time is negative, so none is lower by more than the whole of the other
-    detectable = (student_t(len(used) - 1) + NormalDist().inv_cdf(POWER)) * standard_error(resampled, len(used))
+    detectable = (student_t(used - 1) + NormalDist().inv_cdf(POWER)) * standard_error(resampled, used)
     scale = 1 / base if base else 0.0
-    return PairedDifference(value, low, high, value * scale, len(before), len(used), detectable * abs(scale), base)
+    return PairedDifference(value, low, high, value * scale, len(before), used, detectable * abs(scale), base)
 
 
 def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int = 0) -> tuple[float, float] | None:
@@ -126,15 +127,42 @@ def quantile_interval(values: Floats, blocks: Blocks, share: float, *, seed: int
 
     A request that failed has an infinite time. The upper end is infinite if more than one in 40 resamples are.
     """
+    (found,) = quantile_intervals(values, blocks, [share], seed=seed)
+    return found
+
+
+def quantile_intervals(
+    values: Floats, blocks: Blocks, shares: Sequence[float], *, seed: int = 0
+) -> list[tuple[float, float] | None]:
+    """Return the interval of each of several quantiles."""
     known = ~np.isnan(values)
-    used, place = np.unique(blocks[known], return_inverse=True)
-    value = _quantile(values[known], share) if len(used) > 1 else math.inf
+    values = values[known]
+    used, place = _used(blocks[known])
+    if used < 2:
+        return [None] * len(shares)
+    groups = _sorted(values, place)
+    return [_quantile_interval(_quantile(values, share), groups, share, seed) for share in shares]
+
+
+def _quantile_interval(value: float, groups: Sequence[Floats], share: float, seed: int) -> tuple[float, float] | None:
     if not math.isfinite(value):
         return None
-    resampled = _quantiles(values[known], place, resamples(len(used), seed), share)
+    resampled = _quantiles(groups, resamples(len(groups), seed), share)
     is_finite = np.isfinite(resampled)
-    low, high = _of_times(_interval(value, resampled[is_finite], len(used)))
+    low, high = _of_times(_interval(value, resampled[is_finite], len(groups)))
     return low, high if is_finite.mean() >= 1 - TAIL else math.inf
+
+
+def _used(blocks: Blocks) -> tuple[int, Blocks]:
+    """Return how many blocks there are, and each one's place among them."""
+    is_used = np.bincount(blocks) > 0
+    return int(is_used.sum()), (np.cumsum(is_used) - 1)[blocks]
+
+
+def _sorted(values: Floats, place: Blocks) -> list[Floats]:
+    """Return the values of each block, in order."""
+    order = np.argsort(place.astype(np.uint16), kind="stable")
+    return [np.sort(group) for group in np.split(values[order], np.cumsum(np.bincount(place))[:-1])]
 
 
 def gaps_interval(rows: Floats, blocks: Blocks, share: float | None, *, seed: int = 0) -> tuple[float, float] | None:
@@ -161,12 +189,12 @@ def gaps_interval(rows: Floats, blocks: Blocks, share: float | None, *, seed: in
 def mean_interval(values: Floats, blocks: Blocks, *, seed: int = 0) -> tuple[float, float] | None:
     """Return the 95% interval of the mean of times, or None if there are fewer than two blocks."""
     known = ~np.isnan(values)
-    used, place = np.unique(blocks[known], return_inverse=True)
-    if len(used) < 2:
+    used, place = _used(blocks[known])
+    if used < 2:
         return None
-    weights = resamples(len(used), seed)
+    weights = resamples(used, seed)
     resampled = (weights @ np.bincount(place, weights=values[known])) / (weights @ np.bincount(place))
-    return _of_times(_interval(float(values[known].mean()), resampled, len(used)))
+    return _of_times(_interval(float(values[known].mean()), resampled, used))
 
 
 def half_interval(values: Sequence[float]) -> float | None:
@@ -202,15 +230,16 @@ def resamples(number: int, seed: int) -> npt.NDArray[np.float64]:
     return drawn
 
 
-def _quantiles(values: Floats, place: Blocks, weights: Floats, share: float) -> Floats:
+def _quantiles(groups: Sequence[Floats], weights: Floats, share: float) -> Floats:
     """Return the quantile of each resample, to one of 512 values.
 
     It is between the lowest and the highest of the blocks' own quantiles. Within each resample, values up to a point
     are counted as the weighted sum of the blocks' counts, so no request is resampled individually.
     """
-    groups = [np.sort(values[place == block]) for block in range(weights.shape[1])]
     own = [group[max(math.ceil(share * len(group)) - 1, 0)] for group in groups]
-    between = np.unique(values[(values >= min(own)) & (values <= max(own))])
+    low, high = min(own), max(own)
+    inside = [group[np.searchsorted(group, low) : np.searchsorted(group, high, side="right")] for group in groups]
+    between = np.unique(np.concatenate(inside))
     grid = between[np.unique(np.linspace(0, len(between) - 1, GRID).astype(int))]
     counts = np.array([np.searchsorted(group, grid, side="right") for group in groups], float)
     return _picked(grid, counts, np.array([len(group) for group in groups], float), weights, share)

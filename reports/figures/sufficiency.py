@@ -60,11 +60,12 @@ def _short(run: Record) -> list[str]:
 
 def _cold(run: Record) -> list[str]:
     """Say that caches were still filling: the hit share rose clearly from the middle third of the requests to the last."""
-    requests = run.requests[np.argsort(run.requests.intended_s, kind="stable")]
-    requests = requests[requests.succeeded]
-    if requests.cached_tokens.mask.any() or len(requests) < LEAST * WINDOWS:
+    requests = run.requests
+    order = np.argsort(requests.intended_s, kind="stable")
+    order = order[requests.succeeded[order]]
+    if requests.cached_tokens[order].mask.any() or len(order) < LEAST * WINDOWS:
         return []
-    parts = np.array_split(np.arange(len(requests)), WINDOWS)
+    parts = np.array_split(order, WINDOWS)
     hits: Floats = np.array(
         [requests.cached_tokens.data[part].sum() / max(requests.isl[part].sum(), 1) for part in parts]
     )

@@ -126,7 +126,7 @@ def _hits(run: Record) -> Hits:
 def spent(run: Record) -> Spent:
     """Return what a run used; its GPU-seconds include its warm-up."""
     requests = run.requests[run.requests.succeeded]
-    ttft_s = metrics.per_request(run.measured.requests)["ttft_sched"]
+    ttft_s = metrics.of_each(run.measured.requests, "ttft_sched")
     return Spent(
         requests=len(requests),
         tokens=int(requests.isl.sum(dtype=np.int64) + requests.osl.sum(dtype=np.int64)),

@@ -26,5 +26,5 @@ def arrow_of(values: Column) -> "pa.Array":
 
 def _texts(data: Column, mask: Column) -> tuple[Column, bytes]:
     """Return where each text begins and ends, and all texts; the place of an unknown one is empty."""
-    parts = [b"" if is_null else text.encode() for text, is_null in zip(data, mask, strict=True)]
+    parts = list(map(str.encode, np.where(mask, "", data) if mask.any() else data))
     return np.cumsum([0, *map(len, parts)], dtype=np.int32), b"".join(parts)

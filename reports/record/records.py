@@ -6,24 +6,20 @@ checks of what others wrote and the table in docs/reading-a-report.md follow fro
     both clocks --(by number)--> RequestLog --finish--> Requests --+-- gaps, facts --> Record --> requests.parquet
                                                         past runs -^
 
-Unknown values are masked; no special value means unknown.
+Unknown values are masked; no special value means unknown. A column whose rows are all equal takes no memory for each.
 """
 
 import typing
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import Annotated, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from reports.record.arrow import arrow_of
 from reports.record.fleet import FleetUse
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -53,6 +49,11 @@ class Column:
     dtype: type = object
     may_be_unknown: bool = False
 
+    @property
+    def must_be_given(self) -> bool:
+        """Whether every request has a value, and there is none for those for which nothing else is given."""
+        return not self.may_be_unknown and self.default is None
+
     def array(self, values: Any, count: int) -> Any:
         """Return values (None: all unknown) as an array of the column's type, masked if they may be unknown.
 
@@ -60,20 +61,33 @@ class Column:
             TypeError: a column that must be known is unknown.
         """
         if values is None and self.default is not None:
-            values = np.full(count, self.default)
+            values = _repeated(self.default, count, self.dtype)
         if not self.may_be_unknown:
             if values is None:
                 raise TypeError(f"requests need the column {self.name}")
-            return np.asarray(values, self.dtype)
+            return thin(np.asarray(values, self.dtype))
         if values is None:
-            return np.ma.MaskedArray(np.zeros(count, self.dtype), np.ones(count, bool))
+            return np.ma.MaskedArray(_repeated(0, count, self.dtype), _repeated(True, count, bool))
         if isinstance(values, list):
             values = np.ma.MaskedArray([value or 0 for value in values], [value is None for value in values])
-        is_unknown, values = np.ma.getmaskarray(values), np.ma.getdata(values)
-        if values.dtype.kind == "f":
-            is_unknown = is_unknown | np.isnan(values)
+        is_unknown, values = np.ma.getmask(values), np.ma.getdata(values)
+        if values.dtype.kind == "f" and (is_nan := np.isnan(values)).any():
+            is_unknown = is_unknown | is_nan
             values = np.where(is_unknown, 0, values)
-        return np.ma.MaskedArray(values.astype(self.dtype), is_unknown)
+        if is_unknown is np.ma.nomask:
+            is_unknown = _repeated(False, len(values), bool)
+        return np.ma.MaskedArray(thin(values.astype(self.dtype, copy=False)), thin(is_unknown))
+
+
+def thin(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return equal values as an array that takes no memory for each row, and others as they are."""
+    if len(values) < 2 or not (values == values[0]).all():
+        return values
+    return _repeated(values[0], len(values), values.dtype)
+
+
+def _repeated(value: Any, count: int, dtype: Any) -> npt.NDArray[Any]:
+    return np.broadcast_to(np.array(value, dtype), count)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,6 +159,8 @@ class Requests:
     @classmethod
     def concatenate(cls, parts: "Sequence[Requests]") -> Self:
         """Join the rows of several records."""
+        if len(parts) == 1:
+            return cls(**{name: getattr(parts[0], name) for name in COLUMNS})
         joined: dict[str, Any] = {}
         for name in COLUMNS:
             joined[name] = np.ma.concatenate([getattr(part, name) for part in parts])  # type: ignore[no-untyped-call]
@@ -155,7 +171,13 @@ class Requests:
 
     def __getitem__(self, rows: Any) -> Self:
         """Return some rows, selected by a mask, numbers or a slice."""
+        if isinstance(rows, np.ndarray) and rows.dtype == bool and rows.all():
+            return self
         return type(self)(**{name: getattr(self, name)[rows] for name in COLUMNS})
+
+    def __reduce__(self) -> Any:
+        """Travel between processes without a value for each row where all are equal."""
+        return _unpacked, (type(self), len(self), {name: _packed(getattr(self, name)) for name in COLUMNS})
 
     def replace(self, **columns: Any) -> Self:
         """Return the same requests with other columns, passed as to `of`."""
@@ -171,12 +193,34 @@ class Requests:
     @property
     def succeeded(self) -> Flags:
         """Which requests did not fail."""
+        if self.error.strides == (0,):  # equal texts are compared once
+            return np.full(len(self), not len(self) or self.error[0] == "")
         return np.asarray(self.error == "", bool)
 
     @property
     def failure(self) -> tuple[str, ...]:
         """A note if every request failed."""
         return (f"every request failed, the first with: {self.error[0]}",) if all(self.error) and len(self) else ()
+
+
+def _packed(values: Any) -> tuple[Any, Any]:
+    """Return a column's values and what is unknown (None: it cannot be), each one value if all are equal."""
+    unknown = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    shown, hidden = (
+        each[:1].copy() if each is not None and each.strides == (0,) else each
+        for each in (np.ma.getdata(values), unknown)
+    )
+    return shown, hidden
+
+
+def _unpacked(kind: type[Requests], count: int, packed: dict[str, tuple[Any, Any]]) -> Requests:
+    def column(values: Any, unknown: Any) -> Any:
+        values = np.broadcast_to(values, count) if len(values) < count else values
+        if unknown is None:
+            return values
+        return np.ma.MaskedArray(values, np.broadcast_to(unknown, count) if len(unknown) < count else unknown)
+
+    return kind(**{name: column(*each) for name, each in packed.items()})
 
 
 def _columns() -> dict[str, Column]:
@@ -216,14 +260,18 @@ class RequestLog:
         setattr(self, name, values)
         return values
 
+    def noted(self, name: str) -> Any:
+        """Return what was noted in a column so far, unknown where nothing was; it is not a copy."""
+        return _written(COLUMNS[name], getattr(self, name))
+
     def finish(self, rows: Any = slice(None), **known: Any) -> Requests:
         """Return what was noted for some rows (default: all), with whole columns from elsewhere."""
         noted = {
-            name: _written(column, getattr(self, name))[rows]
+            name: self.noted(name)[rows]
             for name, column in COLUMNS.items()
-            if name not in known and name != "request" and (name in vars(self) or not column.may_be_unknown)
+            if name not in known and name != "request" and (name in vars(self) or column.must_be_given)
         }
-        return Requests.of(request=np.arange(self._count)[rows], **noted | known)
+        return Requests.of(request=np.arange(self._count, dtype=np.int32)[rows], **noted | known)
 
 
 _NOT_WRITTEN = -(1 << 31)  # only in the arrays of a log; elsewhere unknown values are masked
@@ -239,7 +287,9 @@ def _unwritten(column: Column, count: int) -> "array[Any] | list[Any]":
 
 def _written(column: Column, values: "array[Any] | list[Any]") -> npt.NDArray[Any]:
     """Return what was noted in a column of a log, masked where nothing was noted."""
-    found: npt.NDArray[Any] = np.array(values, column.dtype)
+    found: npt.NDArray[Any] = (
+        np.frombuffer(values, column.dtype) if isinstance(values, array) and values else np.array(values, column.dtype)
+    )
     if not column.may_be_unknown:
         return found
     return np.ma.MaskedArray(found, np.isnan(found) if column.dtype is np.float64 else found == _NOT_WRITTEN)
@@ -284,71 +334,3 @@ class Record:
         """The same without the requests of the warm-up and after the window; `gaps` never include those."""
         kept = self.requests.is_measured
         return self if kept.all() else replace(self, requests=self.requests[kept])
-
-
-def to_table(runs: Sequence[Record]) -> "pa.Table":
-    """Return the requests of runs as the table of requests.parquet: the run, then the columns, with nulls for unknown values."""
-    import pyarrow as pa
-
-    return pa.concat_tables([_table(place, run) for place, run in enumerate(runs)])
-
-
-def _table(place: int, run: Record) -> "pa.Table":
-    import pyarrow as pa
-
-    count = len(run.requests)
-    columns = {
-        "run": arrow_of(np.full(count, place)),
-        "arm": arrow_of(np.full(count, run.arm, object)),
-        "repeat": arrow_of(np.full(count, run.repeat)),
-    }
-    for name in COLUMNS:
-        columns[name] = arrow_of(getattr(run.requests, name))
-    return pa.table(columns)
-
-
-def from_table(table: "pa.Table", count: int) -> list[Requests]:
-    """Read back the requests of this many runs; columns that an older folder lacks are unknown.
-
-    Raises:
-        ValueError: a column that must be known is missing, or one has a value that it cannot have.
-    """
-    needed = ("run", *(name for name, column in COLUMNS.items() if not column.may_be_unknown))
-    if missing := [name for name in needed if name not in table.column_names]:
-        raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
-    run_of = _read(Column("", name="run", dtype=np.int32), table)
-    whole = Requests(**{name: _read(column, table) for name, column in COLUMNS.items()})
-    return [whole[run_of == place] for place in range(count)]
-
-
-def _read(column: Column, table: "pa.Table") -> Any:
-    """Read one column.
-
-    Raises:
-        ValueError: it has another type, lacks a value that must be known, or has one that is out of range.
-    """
-    import pyarrow as pa
-
-    if column.name not in table.column_names:
-        return column.array(None, len(table))
-    stored, kind = table[column.name], table[column.name].type
-    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    fits, expected, fill = is_number, "a column of finite numbers", cast("Any", 0)
-    if column.dtype is np.object_:
-        fits, expected, fill = is_text, "text", ""
-    elif column.dtype is np.bool_:
-        fits, expected, fill = pa.types.is_boolean(kind), "true or false", False
-    is_unknown = stored.is_null().to_numpy()
-    if not fits or (is_unknown.any() and not column.may_be_unknown):
-        raise ValueError(f"{column.name} in requests.parquet is not {expected}")
-    values = stored.fill_null(fill).to_numpy()
-    if is_number and not np.isfinite(values).all():
-        raise ValueError(f"{column.name} in requests.parquet is not {expected}")
-    if column.dtype is np.int32 and len(values) and (values != np.rint(values)).any():
-        raise ValueError(f"{column.name} in requests.parquet is not a column of whole numbers")
-    if column.dtype is np.int32 and len(values) and not column.least <= values.min() <= values.max() < column.limit:
-        raise ValueError(f"{column.name} in requests.parquet ranges from {values.min()} to {values.max()}")
-    if column.dtype is np.float64 and len(values) and max(-values.min(), values.max()) > MAX_S:
-        raise ValueError(f"{column.name} in requests.parquet ranges from {values.min():g} to {values.max():g} s")
-    return column.array(np.ma.MaskedArray(values, is_unknown) if column.may_be_unknown else values, len(values))

@@ -139,9 +139,11 @@ class Impossible(_Unmeasured, frozen=True, tag="impossible", tag_field="kind"):
 
 
 class Cut(_Unmeasured, frozen=True, tag="cut", tag_field="kind"):
-    """A combination that missed the limits on a part of the workload, so that the rest was not run."""
+    """A combination whose run was cut, because it had missed a limit for certain."""
 
     outcomes: list[Outcome]
+    requests: int | None = None
+    """The requests that had ended by then."""
 
 
 AnyPoint = Point | Impossible | Cut

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import typing
 from typing import Annotated, Any
 
 from cyclopts import CoercionError, Group, Parameter, UnusedCliTokensError
@@ -69,6 +70,8 @@ def reason(error: Exception) -> str:
     """Return what was wrong with the input, in one line."""
     if isinstance(error, CoercionError) and error.argument is not None and error.token is not None:
         hint, token = error.argument.field_info.annotation, error.token
+        if typing.get_origin(hint) is tuple:  # the flag may be repeated, and each value is of this type
+            hint = typing.get_args(hint)[0]
         if kinds(hint) <= {bool, int, float, type(None)}:
             return one_line(
                 f"{token.keyword or error.argument.name} is {token.value!r}; expected {expected(hint, token.value)}"

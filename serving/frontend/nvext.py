@@ -13,7 +13,7 @@ from serving.frontend.api.sse import DONE, annotation
 from serving.frontend.generation.choice import Choice
 from serving.frontend.prepared import Prepared, PreparedPrompt
 from serving.frontend.served_model import ServedModel
-from serving.router.router import AllBusyError, NoWorkersError
+from serving.router.decision import AllBusyError, NoWorkersError
 from serving.routing.placement import WantedRank
 
 
@@ -71,12 +71,12 @@ def _timing(choice: Choice, *, started: float) -> dict[str, Any]:
 def _routing(choice: Choice) -> dict[str, int]:
     """Return what the router knew and what it chose."""
     placement, prompt_placement = choice.attempts.placement, choice.attempts.prompt_placement
-    overlaps = prompt_placement.decision.overlaps
+    best_blocks = prompt_placement.decision.best_blocks
     facts = {
         "worker_slot": placement.slot,
         "queue_depth": prompt_placement.queue_depth,
         "predicted_tokens": choice.num_overlap_tokens,
-        "best_tokens": max(overlaps) * choice.block_size if overlaps else -1,
+        "best_tokens": -1 if best_blocks is None else best_blocks * choice.block_size,
         "cached_tokens": choice.num_cached,
         **{f"{tier}_tokens": count for tier, count in choice.tier_tokens.items()},
     }

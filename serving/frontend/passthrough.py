@@ -15,7 +15,7 @@ from serving.frontend.api.sse import DONE, error_event, event
 from serving.frontend.metrics import ModelMetrics
 from serving.frontend.prepared import HandedThrough
 from serving.frontend.served_model import ServedModel
-from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import WantedRank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End

@@ -126,7 +126,7 @@ def prepare(request: OpenAiRequest, model: TextModel) -> Prepared:
     Raises:
         ApiError: it cannot be served.
     """
-    check_tokens(map(int, request.logit_bias or ()), model, "logit_bias")
+    check_tokens(list(map(int, request.logit_bias or ())), model, "logit_bias")
     use, wanted = None, constraint(request)
     if isinstance(request, ChatRequest):
         check_tools(request)

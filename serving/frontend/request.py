@@ -1,6 +1,7 @@
 """From an HTTP request to the form for its model's engines: read the body, find the model, turn text into tokens."""
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -10,7 +11,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from foundation.text import one_line
 from serving.frontend.api.errors import ApiError
-from serving.frontend.api.kinds import KINDS, KindName
+from serving.frontend.api.kinds import KINDS, AnyRequest, KindName
+from serving.frontend.api.long_prompt import cut_prompt
 from serving.frontend.config import FrontendConfig
 from serving.frontend.http.body import BodyBudget, Share, read_body
 from serving.frontend.metrics import FrontendMetrics
@@ -19,6 +21,7 @@ from serving.frontend.preparing.messages import Body, Elsewhere
 from serving.frontend.preprocess import is_quick, preprocess
 from serving.frontend.reading import OWN, Reading
 from serving.frontend.served_model import SHOWN_CHARACTERS, ServedModel
+from serving.model.card import ModelType
 
 Result = TypeVar("Result")
 
@@ -92,15 +95,30 @@ class RequestReader:
                 known = self._models.get(name)
                 guessed = (known, name) if known is not None else (self._any(), None)
                 return await self._prepare(request, kind, body, *guessed)
-            parsed = self._reading.parse(body, kind)
+            parsed, rest = self._parse(body, kind)
             model = self.find(parsed.model)
             if not is_quick(parsed, model.text):
                 return await self._prepare(request, kind, body, model, parsed.model)
             try:
-                return model, preprocess(parsed, body, model.text)
+                return model, preprocess(
+                    parsed, rest if model.card.model_type is ModelType.Backend else body, model.text
+                )
             except ApiError:
                 self._count_error(kind, body, model)
                 raise
+
+    def _parse(self, body: Body, kind: KindName) -> tuple[AnyRequest, Body]:
+        """Return the request that a body is, and what remains to be checked of the body.
+
+        Raises:
+            ApiError: it is none.
+        """
+        if kind == "completion" and (cut := cut_prompt(body)) is not None:
+            with contextlib.suppress(ApiError):  # which the whole body explains better
+                parsed = self._reading.parse(cut.rest, kind)
+                if cut.put_back(parsed):
+                    return parsed, cut.rest
+        return self._reading.parse(body, kind), body
 
     async def body_of(self, request: Request) -> bytearray:
         """Return the body of a request that is read again after a change: it has the same limits.

@@ -3,9 +3,10 @@
 from serving.router.blocks import PromptBlocks
 from serving.router.candidates import Candidates, Prompt, RankState
 from serving.router.config import RouterConfig, StepCosts
+from serving.router.decision import RoutingDecision
 from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, check_registered_mode, wants_kv_events
 from serving.router.policies.policy import Policy
-from serving.router.router import Router, RoutingDecision
+from serving.router.router import Router
 
 __all__ = [
     "ROUTER_MODES",

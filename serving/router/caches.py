@@ -2,7 +2,7 @@
 
 from serving.router.blocks import PromptBlocks
 from serving.router.index import Index, PredictedIndex, PrefixIndex
-from serving.router.tiers import NOTHING, BeyondGpu
+from serving.router.tiers import BeyondGpu
 
 
 class Caches:
@@ -52,12 +52,11 @@ class Caches:
             found = more(found, self._early.overlaps(blocks, now))
         return found
 
-    def beyond_gpu(self, blocks: PromptBlocks, on_gpu: dict[int, int], slots: list[int]) -> list[BeyondGpu] | None:
-        """Return the blocks that each of the ranks can fetch after those on its GPU, None if none can fetch any."""
+    def beyond_gpu(self, blocks: PromptBlocks, on_gpu: dict[int, int], slots: list[int]) -> dict[int, BeyondGpu] | None:
+        """Return the blocks that ranks can fetch after those on their GPUs, None if none can fetch any."""
         if self._tiers is None or self._tiers.is_empty:
             return None
-        runs = self._tiers.runs(blocks, on_gpu, slots)
-        return [runs.get(slot, NOTHING) for slot in slots] if runs else None
+        return self._tiers.runs(blocks, on_gpu, slots) or None
 
 
 def more(found: dict[int, int], also: dict[int, int]) -> dict[int, int]:

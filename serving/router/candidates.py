@@ -1,11 +1,12 @@
 """What a policy sees when it scores: the request, and each rank's books, prefix overlap and state."""
 
-from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from serving.router.blocks import PromptBlocks
+from serving.router.board import Columns
 from serving.router.books import RankBooks
-from serving.router.tiers import EVERYTHING, BeyondGpu, PerTier
+from serving.router.tiers import EVERYTHING, NOTHING, BeyondGpu, PerTier
 
 
 class Prompt(NamedTuple):
@@ -37,8 +38,27 @@ class RankState(NamedTuple):
 NO_STATE = RankState()
 
 
+class Cached(NamedTuple):
+    """The leading blocks of a prompt that a rank need not compute: numbers, or columns of them."""
+
+    on_gpu: Any
+    matched: Any
+    """m"""
+    beyond_gpu: BeyondGpu | None = None
+    """Those that it can fetch after the ones on its GPU; None if no rank can fetch any."""
+
+
+Books = RankBooks | Columns
+"""What a formula reads: the books of one rank, or of many at once."""
+
+Cost = Any
+"""A number, or a column of them."""
+
+UNCACHED = Cached(0, 0)
+
+
 class Candidates:
-    """Parallel lists, one entry a rank, in order of slot; each is computed when a policy asks for it.
+    """The ranks to choose from, in order of slot, and the prompt. Each list has an entry for each rank.
 
     In the formulas of the policies, per rank: L prompt tokens, B block size, R = ceil(L / B), m matched blocks (blocks
     beyond the GPU have the weight of their tier), miss = L - m B, Q prefill tokens sent there and not computed yet, A
@@ -48,51 +68,131 @@ class Candidates:
     """
 
     __slots__ = (
-        "beyond_gpu",
+        "_beyond",
+        "_books",
+        "_columns",
+        "_on_gpu",
+        "_states",
+        "_weights",
         "block_size",
-        "books",
-        "found_blocks",
-        "gpu_blocks",
         "now",
-        "overlap_blocks",
+        "num_held_blocks",
         "prompt",
         "slots",
-        "states",
     )
 
     def __init__(
         self,
         slots: list[int],
-        books: list[RankBooks],
-        gpu_blocks: list[int],
+        books: list[RankBooks] | Columns,
+        on_gpu: Mapping[int, int],
         prompt: Prompt,
         block_size: int,
         *,
         now: float = 0.0,
-        states: list[RankState] | None = None,
-        beyond_gpu: list[BeyondGpu] | None = None,
+        states: Mapping[int, RankState] | None = None,
+        beyond_gpu: Mapping[int, BeyondGpu] | None = None,
         weights: PerTier = EVERYTHING,
     ) -> None:
+        """Gather what is known; what is given by slot may lack those with nothing to say.
+
+        Args:
+            slots: the ranks.
+            books: their books, in the same order.
+            on_gpu: leading blocks of the prompt on the GPU of each.
+            prompt: the request's.
+            block_size: tokens in a block.
+            now: the time (s).
+            states: what each reports.
+            beyond_gpu: the blocks that each can fetch after those on its GPU; None if none can fetch any.
+            weights: what such a block counts for in m.
+        """
         self.slots = slots
-        self.books = books
-        self.gpu_blocks = gpu_blocks
-        self.beyond_gpu = beyond_gpu
-        """The blocks that each can fetch after these, None if none can fetch any."""
-        self.found_blocks = gpu_blocks
-        """Both together: the blocks that need not be computed there."""
-        self.overlap_blocks: Sequence[float] = gpu_blocks
-        """m"""
-        if beyond_gpu is not None:
-            pairs = list(zip(gpu_blocks, beyond_gpu, strict=True))
-            self.found_blocks = [blocks + sum(beyond) for blocks, beyond in pairs]
-            self.overlap_blocks = [blocks + beyond.times(weights) for blocks, beyond in pairs]
         self.prompt = prompt
         self.block_size = block_size
+        self.num_held_blocks = prompt.blocks.num_blocks + prompt.has_tail(block_size)
+        """R, as the request holds them: its full blocks, and one for what is left."""
         self.now = now
-        self.states = states
+        self._columns = books if isinstance(books, Columns) else None
+        self._books = books.books if isinstance(books, Columns) else books
+        self._on_gpu = on_gpu
+        self._beyond = beyond_gpu
+        self._states = states or {}
+        self._weights = weights
 
     def __len__(self) -> int:
         return len(self.slots)
+
+    def each(self, cost: "Callable[[Candidates, Books, Cached], Cost]") -> Sequence[float]:
+        """Return the cost of each rank, by a formula that needs to know nothing of the others."""
+        if self._columns is not None:
+            costs = cost(self, self._columns, self._cached_columns(self._columns))
+            column: Sequence[float] = costs if costs.base is None else costs.copy()  # the books themselves change
+            return column
+        if not (self._on_gpu or self._beyond):
+            return [cost(self, book, UNCACHED) for book in self._books]
+        cached = self.cached
+        return [cost(self, book, cached(slot)) for slot, book in zip(self.slots, self._books, strict=True)]
+
+    def cached(self, slot: int) -> Cached:
+        """Return what a rank has of the prompt."""
+        on_gpu = self._on_gpu.get(slot, 0)
+        if self._beyond is None:
+            return Cached(on_gpu, on_gpu) if on_gpu else UNCACHED
+        beyond = self._beyond.get(slot, NOTHING)
+        return Cached(on_gpu, on_gpu + beyond.times(self._weights), beyond)
+
+    def _cached_columns(self, columns: Columns) -> Cached:
+        on_gpu = columns.spread(self._on_gpu)
+        if self._beyond is None:
+            return Cached(on_gpu, on_gpu)
+        tiers = zip(*self._beyond.values(), strict=True)
+        beyond = BeyondGpu(*[columns.spread(dict(zip(self._beyond, blocks, strict=True))) for blocks in tiers])
+        return Cached(on_gpu, on_gpu + beyond.times(self._weights), beyond)
+
+    def num_found(self, slot: int) -> int:
+        """Count the leading blocks of the prompt that a rank need not compute, in whichever tier they are."""
+        found = self._on_gpu.get(slot, 0)
+        return found if self._beyond is None else found + sum(self._beyond.get(slot, NOTHING))
+
+    @property
+    def books(self) -> list[RankBooks]:
+        """The router's own record of each."""
+        return self._books
+
+    @property
+    def gpu_blocks(self) -> list[int]:
+        """The leading blocks of the prompt on the GPU."""
+        return [self._on_gpu.get(slot, 0) for slot in self.slots]
+
+    @property
+    def found_blocks(self) -> list[int]:
+        """These and the blocks that each can fetch after them."""
+        return self.gpu_blocks if self._beyond is None else [self.num_found(slot) for slot in self.slots]
+
+    @property
+    def best_blocks(self) -> int:
+        """The most of them that any rank has."""
+        if not (self._on_gpu or self._beyond):
+            return 0
+        if self._columns is not None and self._columns.is_whole:
+            return max([self.num_found(slot) for slot in {**self._on_gpu, **(self._beyond or {})}])
+        return max(self.found_blocks)
+
+    @property
+    def are_many(self) -> bool:
+        """Whether they are scored all at once."""
+        return self._columns is not None
+
+    @property
+    def overlap_blocks(self) -> Sequence[float]:
+        """m: matched blocks."""
+        return self.gpu_blocks if self._beyond is None else [self.cached(slot).matched for slot in self.slots]
+
+    @property
+    def beyond_gpu(self) -> list[BeyondGpu] | None:
+        """The blocks that each can fetch after those on its GPU, None if none can fetch any."""
+        return None if self._beyond is None else [self._beyond.get(slot, NOTHING) for slot in self.slots]
 
     @property
     def num_prompt_blocks(self) -> int:
@@ -111,26 +211,28 @@ class Candidates:
         tokens, size = self.prompt.num_tokens, self.block_size
         return [
             book.prefill_tokens + tokens - blocks * size
-            for book, blocks in zip(self.books, self.overlap_blocks, strict=True)
+            for book, blocks in zip(self._books, self.overlap_blocks, strict=True)
         ]
 
     def fetch_s(self, token_s: PerTier) -> list[float]:
         """Return how long each takes to fetch its blocks beyond the GPU (s), given the time per token in each tier."""
-        if self.beyond_gpu is None:
+        if self._beyond is None:
             return [0.0] * len(self.slots)
-        return [self.block_size * beyond.times(token_s) for beyond in self.beyond_gpu]
+        return [self.block_size * self._beyond.get(slot, NOTHING).times(token_s) for slot in self.slots]
 
     @property
     def decode_blocks(self) -> list[int]:
         """A + R - a: blocks of requests in flight, this one's included."""
-        blocks = self.prompt.blocks
-        total = blocks.num_blocks + self.prompt.has_tail(self.block_size)
-        return [book.decode_blocks + total - book.num_active_blocks(blocks) for book in self.books]
+        blocks, held = self.prompt.blocks, self.num_held_blocks
+        return [book.decode_blocks + held - book.num_active_blocks(blocks) for book in self._books]
 
     @property
     def num_requests(self) -> list[int]:
         """n: requests in flight."""
-        return [book.num_requests for book in self.books]
+        if self._columns is not None:
+            listed: list[int] = self._columns.num_requests.tolist()
+            return listed
+        return [book.num_requests for book in self._books]
 
     @property
     def hit_shares(self) -> list[float]:
@@ -141,12 +243,12 @@ class Candidates:
     @property
     def kv_usages(self) -> list[float]:
         """u, as the ranks report it."""
-        return [state.kv_usage for state in self.states or [NO_STATE] * len(self.books)]
+        return [self._states.get(slot, NO_STATE).kv_usage for slot in self.slots]
 
     @property
     def num_waiting(self) -> list[int]:
         """q, as the ranks report it."""
-        return [state.num_waiting for state in self.states or [NO_STATE] * len(self.books)]
+        return [self._states.get(slot, NO_STATE).num_waiting for slot in self.slots]
 
     def key(self, num_tokens: int) -> Hashable:
         """Name the prompt's first blocks up to about this many tokens; all blocks if the prompt is shorter."""

@@ -106,21 +106,24 @@ class KvFollower:
         return True
 
     def _apply(self, slot: int, events: Sequence[BlocksEvent]) -> None:
-        index = self._index
+        index, tiers = self._index, self._index.tiers
         for event in events:
             match event:
-                case BlocksStored(hashes, parent, "GPU"):
-                    index.store(slot, hashes, parent)
-                case BlocksStored(hashes, _, medium):
-                    index.tiers.store(slot, medium, hashes, 0, len(hashes), 1)
-                case BlocksRemoved(hashes, "GPU"):
-                    for block in hashes:
-                        index.remove(slot, [block])
-                case BlocksRemoved(hashes, medium):
-                    index.tiers.remove(slot, medium, hashes, 0, len(hashes), 1)
+                case BlocksStored():
+                    hashes, parent, medium = event
+                    if medium == "GPU":
+                        index.store(slot, hashes, parent)
+                    else:
+                        tiers.store(slot, medium, hashes, 0, len(hashes), 1)
+                case BlocksRemoved():
+                    hashes, medium = event
+                    if medium == "GPU":
+                        index.evict(slot, hashes)
+                    else:
+                        tiers.remove(slot, medium, hashes, 0, len(hashes), 1)
                 case BlocksCleared(None):
                     index.drop(slot)
                 case BlocksCleared("GPU"):
                     index.clear(slot)
                 case BlocksCleared(medium):
-                    index.tiers.drop(slot, medium)
+                    tiers.drop(slot, medium)

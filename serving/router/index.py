@@ -1,13 +1,16 @@
-"""Which ranks have which prefix: dicts from sequence hash to a bitmask of ranks, looked up by galloping.
+"""Which ranks have which prefix: a tree of prompts, found by the id of a block.
 
-Ids are chained, and a rank that has an id has all ids before it. So along a prompt, a rank's bits are set up to some
-depth and clear after it. A look-up costs a few dict reads per rank, however long the prompt. One id may cover several
-blocks (a trace with ids of 512 tokens on an engine with smaller blocks); then a rank may have part of it:
+Ids are chained, and a rank that has an id has all ids before it. So the tree needs no node per block, and no entry per
+block and rank: a node is a run of ids between two branches, and keeps one number per rank, how far it has come.
 
-    blocks of an id   0 1 2 3 4 5 6 7     what the index stores for a rank
-    whole             # # # # # # # #     its bit in `_masks[id]`
-    a part            # # # . . . . .     its bit, and `_partial[id, slot]` = 3
-    twice             2 2 # # # # # #     its bit, and 1 in `_copies` for each of the first two
+    blocks of a prompt   0 1 2 3 4 5 6 7 8 9
+    runs                 [ A     ] [ B     ]      and [ C ] after A, which another prompt continues with
+    rank 0               # # # # # # # . . .      A: 5, B: 7
+    rank 1               # # # # # . . . . .      A: 5, C: 7 if it also has the first two blocks of C
+    rank 2               # # . . . . . . . .      A: 2
+
+A look-up costs a few dict reads per run of the prompt and copies the numbers of the ranks, however long the prompt. One
+id may cover several blocks (a trace with ids of 512 tokens on an engine with smaller blocks); numbers count blocks.
 """
 
 from collections import deque
@@ -15,11 +18,12 @@ from collections.abc import Hashable
 from typing import Protocol
 
 from serving.router.blocks import Ids, PromptBlocks, depths
+from serving.router.runs import Run
 from serving.router.tiers import KnownTiers
 
 
 class Index(Protocol):
-    """The interface of an index. The slot of a rank is its bit in a mask."""
+    """The interface of an index. Ranks are known by their slots."""
 
     def overlaps(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
         """Return, for each rank that has any, how many leading blocks of a prompt it has."""
@@ -41,35 +45,41 @@ class PrefixIndex:
         """Build an empty index.
 
         Args:
-            closed_events: events always remove blocks leaf first, as those of the mocker do. Then the index needs no
-                links from block to block, which repair a removal out of order.
+            closed_events: events always remove blocks leaf first, as those of the mocker do. Then no removal cuts off
+                what a rank has further along.
         """
         self.resync: set[int] = set()
         """Ranks that stored a block whose parent is unknown: their events have a gap."""
         self.tiers = KnownTiers()
         """The blocks of ranks beyond the GPU; everything else here is about the GPU."""
-        self._masks: dict[Hashable, int] = {}
-        self._partial: dict[tuple[Hashable, int], int] = {}  # (id, slot) -> blocks, if not all of the id's
-        self._copies: dict[tuple[Hashable, int], int] = {}  # (block, slot) -> copies beyond the first
-        self._children: dict[Hashable, dict[Hashable, None]] | None = None if closed_events else {}
-        self._parents: dict[Hashable, Hashable] = {}
+        self._runs: dict[Hashable, Run] = {}
+        self._roots: dict[int, set[Run]] = {}  # slot -> the first runs of prompts of which it has any
+        self._copies: dict[int, dict[Hashable, int]] = {}  # slot -> block -> copies beyond the first
+        self._is_closed = closed_events
 
     def __len__(self) -> int:
-        return len(self._masks)
+        return len(self._runs)
 
     def overlaps(self, blocks: PromptBlocks, now: float = 0.0) -> dict[int, int]:
         """Return, for each rank that has any, how many leading blocks of a prompt it has."""
         ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
-        for depth, mask in depths(self._masks, ids, -(-num_blocks // per_id)):
-            while mask:
-                low = mask & -mask
-                slot = low.bit_length() - 1
-                mask ^= low
-                held = depth * per_id
-                if self._partial and (part := self._partial.get((ids[depth - 1], slot))) is not None:
-                    held += part - per_id
-                found[slot] = held if held < num_blocks else num_blocks
+        above: dict[int, int] = {}
+        runs, place, num_ids = self._runs, 0, -(-num_blocks // per_id)
+        while place < num_ids and (run := runs.get(ids[place])) is not None:
+            depths_here = run.depths
+            if len(above) > len(depths_here):  # otherwise the same ranks go on
+                found.update(above)
+            end = place + len(run.ids)
+            if end * per_id > num_blocks or run.ids[-1] != ids[end - 1]:
+                limit = min(num_blocks, (place + run.num_alike(0, ids, place, num_ids)) * per_id)
+                for slot, depth in depths_here.items():
+                    found[slot] = depth if depth < limit else limit
+                return found
+            above, place = depths_here, end
+        if not found:
+            return above.copy()
+        found.update(above)
         return found
 
     def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
@@ -80,105 +90,193 @@ class PrefixIndex:
 
         If the rank does not have the parent, events were lost: marks it for a snapshot and returns False.
         """
-        if parent is not None and not self.holds(parent, slot):
+        if parent is None:
+            self._enter(slot, None, ids, 0, 0, len(ids), 1)
+            return True
+        run = self._runs.get(parent)
+        start = 0 if run is None else run.blocks_before(parent, slot) + 1
+        if run is None or run.depths.get(slot, 0) < start:
             self.resync.add(slot)
             return False
-        self._store_whole(slot, ids, parent, 1)
+        self._enter(slot, run, ids, 0, start, start + len(ids), 1)
         return True
 
     def store_blocks(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> bool:
         """Enter blocks `start` to `stop` of a chain whose ids cover several blocks each.
 
-        With four blocks per id, blocks 6 to 17 are the end of one id, whole ids, and the start of another:
-
-            ids       |  0  |  1  |  2  |  3  |  4  |
-            blocks     ....  ..##  ####  ####  #...
-                               ^ `_grow`  ^ `_store_whole`  ^ `_store_part`
-
         If the rank does not have block `start - 1`, events were lost: marks it for a snapshot and returns False.
         """
-        place, offset = divmod(start, blocks_per_id)
-        last = place if offset else place - 1
-        if start and self._held(ids[last], slot, blocks_per_id) < (offset or blocks_per_id):
-            self.resync.add(slot)
-            return False
-        if offset:
-            self._grow(ids[place], slot, offset, min(stop - place * blocks_per_id, blocks_per_id), blocks_per_id)
-            place += 1
-        full, rest = divmod(stop, blocks_per_id)
-        before = ids[place - 1] if place else None
-        self._store_whole(slot, ids[place:full], before, blocks_per_id)
-        if rest and full >= place:
-            self._store_part(slot, ids[full], ids[full - 1] if full else None, rest, blocks_per_id)
+        before: Run | None = None
+        if start:
+            before = self._runs.get(ids[(start - 1) // blocks_per_id])
+            if before is None or before.depths.get(slot, 0) < start:
+                self.resync.add(slot)
+                return False
+        self._enter(slot, before, ids, start // blocks_per_id, start, stop, blocks_per_id)
         return True
 
-    def _store_whole(self, slot: int, ids: Ids, before: Hashable | None, blocks_per_id: int) -> None:
-        """Enter all blocks of ids that follow one that the rank has."""
-        bit, masks = 1 << slot, self._masks
-        for id in ids:
-            mask = masks.get(id, 0)
-            if mask & bit:
-                self._grow(id, slot, 0, blocks_per_id, blocks_per_id)
-            else:
-                masks[id] = mask | bit
-                if not mask and self._children is not None:
-                    self._link(before, id)
-            before = id
+    def _enter(
+        self, slot: int, before: Run | None, ids: Ids, place: int, start: int, stop: int, blocks_per_id: int
+    ) -> None:
+        """Enter blocks of a prompt, the first of them in `ids[place]`, behind those that the rank has of `before`.
 
-    def _store_part(self, slot: int, id: Hashable, before: Hashable | None, stop: int, blocks_per_id: int) -> None:
-        """Enter the first blocks of an id that follows one that the rank has."""
-        mask = self._masks.get(id, 0)
-        if mask >> slot & 1:
-            self._grow(id, slot, 0, stop, blocks_per_id)
-            return
-        self._masks[id] = mask | 1 << slot
-        self._partial[id, slot] = stop
-        if not mask:
-            self._link(before, id)
+        An id that is known in another place is not chained: it is ignored, with what follows it.
+        """
+        end = place - start // blocks_per_id - -stop // blocks_per_id
+        while start < stop:
+            run = self._runs.get(ids[place])
+            if run is None:
+                self._append(slot, before, list(ids[place:end]), start, stop, blocks_per_id)
+                return
+            at = (start - run.start) // blocks_per_id
+            alike = run.num_alike(at, ids, place, end)
+            if not alike or (run is not before and run.parent is not before):
+                return
+            upto = min(stop, run.start + (at + alike) * blocks_per_id)
+            held = run.depths.get(slot, run.start)
+            if start < held:
+                self._count_copies(slot, ids, place, start, min(upto, held), blocks_per_id)
+            if upto > held:
+                self._reach(run, slot, upto)
+            before, place, start = run, place + alike, upto
+
+    def _append(
+        self, slot: int, before: Run | None, ids: list[Hashable], start: int, stop: int, blocks_per_id: int
+    ) -> None:
+        """Enter ids that no rank has, behind block `start`."""
+        if before is not None and before.end > start:
+            self._split(before, (start - before.start) // blocks_per_id)
+        if before is None or before.children:
+            run = Run(start, before, ids, blocks_per_id)
+        else:
+            run = before
+            run.ids += ids
+        self._runs.update(dict.fromkeys(ids, run))
+        self._reach(run, slot, stop)
+
+    def _split(self, run: Run, num_ids: int) -> None:
+        """Leave a run only its first ids, and move the others into a child."""
+        behind, run.children = run.children, None
+        tail = Run(run.start + num_ids * run.blocks_per_id, run, run.ids[num_ids:], run.blocks_per_id)
+        tail.children = behind
+        for child in behind or ():
+            child.parent = tail
+        del run.ids[num_ids:]
+        for slot, depth in run.depths.items():
+            if depth > tail.start:
+                tail.depths[slot] = depth
+        for slot in tail.depths:
+            run.depths[slot] = tail.start
+        self._runs.update(dict.fromkeys(tail.ids, tail))
+
+    def _reach(self, run: Run, slot: int, depth: int) -> None:
+        """Note how far a rank has come in a run."""
+        if run.parent is None and slot not in run.depths:
+            self._roots.setdefault(slot, set()).add(run)
+        run.depths[slot] = depth
+
+    def _count_copies(self, slot: int, ids: Ids, place: int, start: int, stop: int, blocks_per_id: int) -> None:
+        """Count another copy of blocks that a rank has, the first of them in `ids[place]`."""
+        copies = self._copies.setdefault(slot, {})
+        first = place - start // blocks_per_id
+        for number in range(start, stop):
+            block = _block(ids[first + number // blocks_per_id], number % blocks_per_id)
+            copies[block] = copies.get(block, 0) + 1
 
     def remove(self, slot: int, ids: Ids) -> None:
         """Remove a chain of ids of one block each, last first; ignore unknown ones."""
-        self.remove_blocks(slot, ids, 0, len(ids), 1)
+        self.evict(slot, ids[::-1])
+
+    def evict(self, slot: int, ids: Ids) -> None:
+        """Remove ids of one block each in this order, most often the last of a prompt first; ignore unknown ones."""
+        place, copies = 0, self._copies.get(slot)
+        while place < len(ids):
+            id = ids[place]
+            place += 1
+            run = self._runs.get(id)
+            if run is None or slot not in run.depths:
+                continue
+            if copies and self._remove_copy(slot, id):
+                continue
+            block = run.blocks_before(id, slot)
+            while (
+                not copies and block > run.start and place < len(ids) and run.ids[block - run.start - 1] == ids[place]
+            ):
+                block -= 1
+                place += 1
+            self._shorten(run, slot, block)
 
     def remove_blocks(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Remove blocks `start` to `stop` of a chain, last first; ignore unknown ones."""
-        if self._children is None and not self._copies:
-            place = -(-start // blocks_per_id)
-            self._remove_whole(1 << slot, ids, place, -(-stop // blocks_per_id))
-            stop = place * blocks_per_id
-        for place in range((stop - 1) // blocks_per_id, start // blocks_per_id - 1, -1):
-            id, first = ids[place], place * blocks_per_id
-            low, high = max(start - first, 0), min(stop - first, blocks_per_id)
-            if not self.holds(id, slot):
-                continue
-            if self._copies:
-                self._remove_copies(slot, id, low, high, blocks_per_id)
-            else:
-                self._shrink(id, slot, low, blocks_per_id)
+        if self._copies.get(slot):
+            self._remove_each(slot, ids, start, stop, blocks_per_id)
+            return
+        path: list[Run] = []
+        place, end = start // blocks_per_id, -(-stop // blocks_per_id)
+        while place < end and (run := self._runs.get(ids[place])) is not None and slot in run.depths:
+            path.append(run)
+            place = run.end // blocks_per_id
+        while path:
+            run = path.pop()
+            self._shorten(run, slot, max(start, run.start))
 
-    def _remove_copies(self, slot: int, id: Hashable, low: int, high: int, blocks_per_id: int) -> None:
-        """Remove one copy of blocks `low` to `high` of an id, last first: a block that was stored twice stays."""
-        for offset in range(high - 1, low - 1, -1):
-            block = (id, offset) if offset else id
-            extra = self._copies.get((block, slot), 0)
-            if extra > 1:
-                self._copies[block, slot] = extra - 1
-            elif extra:
-                del self._copies[block, slot]
-            else:
-                self._shrink(id, slot, offset, blocks_per_id)
+    def _remove_each(self, slot: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
+        """Remove one copy of each block, last first: a block that was stored twice stays."""
+        for number in range(stop - 1, start - 1, -1):
+            id = ids[number // blocks_per_id]
+            if self.holds(id, slot) and not self._remove_copy(slot, _block(id, number % blocks_per_id)):
+                self._shorten(self._runs[id], slot, number)
 
-    def _remove_whole(self, bit: int, ids: Ids, first: int, stop: int) -> None:
-        """Remove ids of which no block remains, if there are no links to repair."""
-        masks, partial = self._masks, self._partial
-        for id in ids[first:stop]:
-            mask = masks.get(id, 0)
-            if mask == bit:
-                del masks[id]
-            elif mask & bit:
-                masks[id] = mask ^ bit
-        if partial and stop > first:
-            partial.pop((ids[stop - 1], bit.bit_length() - 1), None)
+    def _remove_copy(self, slot: int, block: Hashable) -> bool:
+        """Count a copy less of a block; return whether there was one beyond the first."""
+        copies = self._copies.get(slot)
+        if copies is None or block not in copies:
+            return False
+        copies[block] -= 1
+        if not copies[block]:
+            del copies[block]
+        if not copies:
+            del self._copies[slot]
+        return True
+
+    def _shorten(self, run: Run, slot: int, depth: int) -> None:
+        """Leave a rank only the first blocks of a prompt: what is behind them cannot be used without its prefix."""
+        held = run.depths.get(slot, run.start)
+        if held <= depth:
+            return
+        if held == run.end and run.children and not self._is_closed:
+            self._cut(run, slot)
+        if depth > run.start:
+            run.depths[slot] = depth
+        else:
+            del run.depths[slot]
+            if run.parent is None:
+                self._roots[slot].discard(run)
+        if held > run.end - run.blocks_per_id:
+            self._trim(run)
+
+    def _cut(self, run: Run, slot: int) -> None:
+        """Forget what a rank has behind a run."""
+        behind = [child for child in run.children or () if slot in child.depths]
+        for each in behind:  # grows while it is read: parents come before their children
+            behind += [child for child in each.children or () if slot in child.depths]
+        while behind:
+            each = behind.pop()
+            del each.depths[slot]
+            self._trim(each)
+
+    def _trim(self, run: Run) -> None:
+        """Delete the ids at the end of a run that nobody has any more, and the run if none remain."""
+        if run.end in run.depths.values():
+            return
+        deepest = max(run.depths.values(), default=run.start)
+        num_ids = -(-(deepest - run.start) // run.blocks_per_id)
+        for id in run.ids[num_ids:]:
+            if id in self._runs:  # unless it was reported with another prefix, too
+                del self._runs[id]
+        del run.ids[num_ids:]
+        if not num_ids:
+            run.leave()
 
     def drop(self, slot: int) -> None:
         """Forget a rank."""
@@ -187,74 +285,22 @@ class PrefixIndex:
 
     def clear(self, slot: int) -> None:
         """Forget what a rank has on its GPU."""
-        bit = 1 << slot
-        for id in [id for id, mask in self._masks.items() if mask & bit]:
-            self._unset(id, slot)
-        self._copies = {key: extra for key, extra in self._copies.items() if key[1] != slot}
+        for run in self._roots.pop(slot, ()):
+            self._cut(run, slot)
+            del run.depths[slot]
+            self._trim(run)
+        self._copies.pop(slot, None)
         self.resync.discard(slot)
 
     def holds(self, id: Hashable, slot: int) -> bool:
         """Return whether a rank has the first block of an id."""
-        return bool(self._masks.get(id, 0) >> slot & 1)
+        run = self._runs.get(id)
+        return run is not None and slot in run.depths and run.depths[slot] > run.blocks_before(id, slot)
 
-    def _held(self, id: Hashable, slot: int, blocks_per_id: int) -> int:
-        if not self.holds(id, slot):
-            return 0
-        return self._partial.get((id, slot), blocks_per_id)
 
-    def _grow(self, id: Hashable, slot: int, start: int, stop: int, blocks_per_id: int) -> None:
-        """Enter blocks of an id of which the rank has some: count a copy of those, add the others."""
-        held = self._held(id, slot, blocks_per_id)
-        for offset in range(start, min(stop, held)):
-            block = (id, offset) if offset else id
-            self._copies[block, slot] = self._copies.get((block, slot), 0) + 1
-        if stop > held:
-            if stop == blocks_per_id:
-                self._partial.pop((id, slot), None)
-            else:
-                self._partial[id, slot] = stop
-
-    def _shrink(self, id: Hashable, slot: int, held: int, blocks_per_id: int) -> None:
-        """Leave a rank only the first `held` blocks of an id, and nothing after them."""
-        if held == 0:
-            self._clear(id, slot)
-        elif held < self._held(id, slot, blocks_per_id):
-            self._partial[id, slot] = held
-            self._cut(id, slot)
-
-    def _clear(self, id: Hashable, slot: int) -> None:
-        if self.holds(id, slot):
-            self._cut(id, slot)
-            self._unset(id, slot)
-
-    def _cut(self, id: Hashable, slot: int) -> None:
-        """Forget what a rank has after an id: it cannot be used without its prefix."""
-        if self._children is None:
-            return
-        behind = [child for child in self._children.get(id, ()) if self.holds(child, slot)]
-        while behind:
-            child = behind.pop()
-            behind += [next_ for next_ in self._children.get(child, ()) if self.holds(next_, slot)]
-            self._unset(child, slot)
-
-    def _unset(self, id: Hashable, slot: int) -> None:
-        mask = self._masks[id] & ~(1 << slot)
-        if self._partial:
-            self._partial.pop((id, slot), None)
-        if mask:
-            self._masks[id] = mask
-            return
-        del self._masks[id]
-        if self._children is not None and (parent := self._parents.pop(id, None)) is not None:
-            siblings = self._children[parent]
-            del siblings[id]
-            if not siblings:
-                del self._children[parent]
-
-    def _link(self, parent: Hashable | None, id: Hashable) -> None:
-        if self._children is not None and parent is not None:
-            self._parents[id] = parent
-            self._children.setdefault(parent, {})[id] = None
+def _block(id: Hashable, offset: int) -> Hashable:
+    """Name a block of an id."""
+    return (id, offset) if offset else id
 
 
 class PredictedIndex:

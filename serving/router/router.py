@@ -16,55 +16,22 @@ A decode rank receives most prompts already computed. A prompt is local if the r
 import random
 from collections.abc import Hashable, Sequence
 from itertools import compress
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from serving.router.blocks import PromptBlocks
+from serving.router.board import MANY_RANKS, Board
 from serving.router.books import RankBooks
 from serving.router.caches import Caches, more
 from serving.router.candidates import NO_STATE, Candidates, Prompt, RankState
 from serving.router.capacity import RankCapacity
 from serving.router.config import RouterConfig
+from serving.router.decision import NOBODY, AllBusyError, AllFullError, NoWorkersError, RoutingDecision
 from serving.router.index import Index, PredictedIndex, PrefixIndex
 from serving.router.policies.modes import Mode
 from serving.router.policies.policy import Policy, choose, within_bound
 from serving.router.tiers import BeyondGpu
 
-
-class RoutingDecision(NamedTuple):
-    """Where a request goes, and the score of every candidate."""
-
-    slot: int
-    overlap_blocks: int
-    """Leading blocks of the prompt that the rank need not compute, on its GPU or beyond."""
-    slots: list[int]
-    costs: Sequence[float]
-    overlaps: list[int]
-    """These blocks at each candidate; empty if the mode does not follow caches."""
-    gpu_blocks: int
-    """Those on the GPU."""
-    prefill_tokens: int
-    """Prompt tokens to compute there; a token to fetch counts in part if its tier does."""
-
-    @property
-    def candidates(self) -> list[tuple[int, float, int]]:
-        """(slot, cost, overlap blocks) of every candidate."""
-        overlaps = self.overlaps or [0] * len(self.slots)
-        return list(zip(self.slots, self.costs, overlaps, strict=True))
-
-
-NOBODY = "the router knows no worker"
-
-
-class NoWorkersError(Exception):
-    """There is no rank to route to."""
-
-
-class AllBusyError(Exception):
-    """Every rank reports more KV blocks in use than `busy_threshold` allows."""
-
-
-class AllFullError(Exception):
-    """Every rank has as many requests waiting as `max_queue_depth` allows."""
+NOTHING_ON_GPU: dict[int, int] = {}
 
 
 class Router:
@@ -80,6 +47,7 @@ class Router:
         closed_events: bool = False,
         stage: Literal["aggregated", "prefill", "decode"] = "aggregated",
         follows_events: bool = False,
+        many_ranks: int = MANY_RANKS,
     ) -> None:
         """Build a router with a mode, as `Mode` parses it.
 
@@ -92,6 +60,7 @@ class Router:
             stage: the stage of a request that its ranks serve.
             follows_events: whether a router of decode ranks follows their caches, for local prompts;
                 the other two stages do if their mode needs it.
+            many_ranks: from how many ranks on they are scored all at once, which changes no result.
 
         Raises:
             ValueError: there is no such mode.
@@ -122,6 +91,8 @@ class Router:
         self._polled_s = float("-inf")
         self._states: dict[int, RankState] = {}
         self._slots: list[int] = []
+        self._many_ranks = many_ranks
+        self._board: Board | None = None  # if there are many ranks, from the first decision on
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
         self._held: dict[Hashable, tuple[float, Prompt]] = {}  # held since, in order
 
@@ -133,7 +104,7 @@ class Router:
     def add_rank(self, slot: int, *, has_events: bool = True) -> None:
         """Route to a rank from now on, in a free slot. The cache of a rank without events is predicted."""
         self._books[slot] = RankBooks()
-        self._slots = sorted(self._books)
+        self._slots, self._board = sorted(self._books), None
         if self._caches is not None and not has_events:
             self._caches.add_silent(slot)
 
@@ -141,7 +112,7 @@ class Router:
         """Forget a rank, its cache and its bookings."""
         if self._books.pop(slot, None) is None:
             return
-        self._slots = sorted(self._books)
+        self._slots, self._board = sorted(self._books), None
         self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != slot}
         self._busy.discard(slot)
         self._capacities.pop(slot, None)
@@ -214,7 +185,7 @@ class Router:
         self, only: int | None = None, avoid: frozenset[int] = frozenset(), is_refusable: bool = True
     ) -> list[int]:
         """Return the ranks that a request may go to, or raise what `pick` raises."""
-        slots = self._slots if only is None else [slot for slot in self._slots if slot == only]
+        slots = self._slots if only is None else [only] if only in self._books else []
         if not slots:
             raise NoWorkersError(NOBODY)
         if self._busy:
@@ -298,44 +269,65 @@ class Router:
         """Gather what the policy may ask for; if a prompt is computed elsewhere, none of it counts as cached."""
         books, reported = self._books, self._states
         if self._mode.stale:
-            if now - self._polled_s >= self._mode.stale / 1000:
-                self._polled_s = now
-                self._polled = {
-                    slot: (book.snapshot(), reported.get(slot, NO_STATE)) for slot, book in self._books.items()
-                }
-            books = books | {slot: book for slot, (book, _) in self._polled.items()}
-            reported = reported | {slot: state for slot, (_, state) in self._polled.items()}
+            books, reported = self._as_polled(now)
         if self._mode.bound:
             slots = list(compress(slots, within_bound([books[slot].num_requests for slot in slots], self._mode.bound)))
-        overlaps, beyond = [0] * len(slots), None
+        board = self._board_of_many(len(slots))
+        on_gpu, beyond = NOTHING_ON_GPU, None
         if self._caches is not None and not is_remote:
-            overlaps, beyond = self._overlaps(self._caches, prompt, books, slots, now)
-        states = [reported.get(slot, NO_STATE) for slot in slots] if reported else None
+            on_gpu, beyond = self._overlaps(self._caches, prompt, books, slots, now)
         return Candidates(
             slots,
-            [books[slot] for slot in slots],
-            overlaps,
+            [books[slot] for slot in slots] if board is None else board.columns(slots),
+            on_gpu,
             prompt,
             self._block_size,
             now=now,
-            states=states,
+            states=reported,
             beyond_gpu=beyond,
             weights=self.policy.tier_weights,
         )
 
+    def _as_polled(self, now: float) -> tuple[dict[int, RankBooks], dict[int, RankState]]:
+        """Return books and reports as they were when last polled; those of ranks that have come since, as they are."""
+        if now - self._polled_s >= self._mode.stale / 1000:
+            self._polled_s = now
+            self._polled = {
+                slot: (book.snapshot(), self._states.get(slot, NO_STATE)) for slot, book in self._books.items()
+            }
+        books = self._books | {slot: book for slot, (book, _) in self._polled.items()}
+        return books, self._states | {slot: state for slot, (_, state) in self._polled.items()}
+
+    def _board_of_many(self, num_candidates: int) -> Board | None:
+        """Return the books as arrays, if that is faster; not of what was polled."""
+        if num_candidates < self._many_ranks or self._mode.stale:
+            return None
+        if self._board is None:
+            self._board = Board(self._books)
+            for slot, prompt, _ in self._booked.values() if self._has_load else ():
+                self._board.add(slot, prompt.blocks)
+        return self._board
+
     def _overlaps(
         self, caches: Caches, prompt: Prompt, books: dict[int, RankBooks], slots: list[int], now: float
-    ) -> tuple[list[int], list[BeyondGpu] | None]:
-        """Return the blocks of a prompt that each rank has on its GPU, and those that it can fetch after them."""
+    ) -> tuple[dict[int, int], dict[int, BeyondGpu] | None]:
+        """Return the blocks of a prompt that ranks have on their GPUs, and those that they can fetch after them."""
         if not self.policy.shares_in_flight:
             found = caches.on_gpu(blocks := prompt.blocks, now)
         else:
             found = caches.on_gpu(blocks := prompt.savable_blocks(self._block_size), now)
-            found = more(found, {slot: books[slot].num_active_blocks(blocks) for slot in slots})
-        return [found.get(slot, 0) for slot in slots], caches.beyond_gpu(blocks, found, slots)
+            if self._board is not None:
+                found = more(found, self._board.active_blocks(blocks))
+            else:
+                found = more(found, {slot: books[slot].num_active_blocks(blocks) for slot in slots})
+        return found, caches.beyond_gpu(blocks, found, slots)
 
     def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
-        """Return the cost of each candidate, and the index of the chosen one."""
+        """Return the cost of each candidate, none if the choice is clear without, and the index of the chosen one."""
+        if candidates.are_many and not self._temperature and not self._tolerance:
+            place = self.policy.known(candidates)
+            if place is not None:
+                return (), place
         costs = self.policy.costs(candidates)
         if len(costs) != len(candidates):  # a user's mode may be wrong
             raise ValueError(f"the router mode returned {len(costs)} costs for {len(candidates)} workers")
@@ -365,15 +357,16 @@ class Router:
         return decision
 
     def _decision(self, candidates: Candidates, costs: Sequence[float], place: int) -> RoutingDecision:
-        slots, found = candidates.slots, candidates.found_blocks
+        slot = candidates.slots[place]
+        cached = candidates.cached(slot)
         return RoutingDecision(
-            slots[place],
-            found[place],
-            slots,
+            slot,
+            candidates.num_found(slot),
+            cached.on_gpu,
+            candidates.prompt.num_tokens - round(cached.matched * self._block_size),
+            candidates.best_blocks if self._has_overlap else None,
+            candidates,
             costs,
-            found if self._has_overlap else [],
-            candidates.gpu_blocks[place],
-            candidates.prompt.num_tokens - round(candidates.overlap_blocks[place] * self._block_size),
         )
 
     def book(self, request_id: Hashable, slot: int, prompt: Prompt, prefill_tokens: int) -> None:
@@ -384,8 +377,12 @@ class Router:
         if self._has_load:
             has_tail, tokens = prompt.has_tail(self._block_size), prompt.num_tokens
             books.add(prompt.blocks, has_tail=has_tail, prompt_tokens=tokens, prefill_tokens=prefill_tokens)
+            if self._board is not None:
+                self._board.add(slot, prompt.blocks)
         else:
             books.num_requests += 1
+            if self._board is not None:
+                self._board.note(slot)
         self._booked[request_id] = (slot, prompt, prefill_tokens)
 
     def _as_held(self, request_id: Hashable, prompt: Prompt) -> Prompt:
@@ -406,6 +403,8 @@ class Router:
                 books.prefill_tokens -= prefill_tokens
                 books.num_decoding += 1
                 books.context_tokens += prompt.num_tokens
+                if self._board is not None:
+                    self._board.note(slot)
             self._booked[request_id] = (slot, prompt, -1)
 
     def on_finish(self, request_id: Hashable) -> None:
@@ -425,8 +424,12 @@ class Router:
             books.context_tokens -= prompt.num_tokens
             has_tail = prompt.has_tail(self._block_size)
             books.remove(prompt.blocks, has_tail=has_tail, prompt_tokens=prompt.num_tokens)
+            if self._board is not None:
+                self._board.remove(slot, prompt.blocks)
         else:
             self._books[slot].num_requests -= 1
+            if self._board is not None:
+                self._board.note(slot)
 
     @property
     def is_oracle(self) -> bool:

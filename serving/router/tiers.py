@@ -12,7 +12,7 @@ nearest tier that has it:
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from serving.router.blocks import Ids, PromptBlocks
 from serving.router.events import Medium
@@ -30,13 +30,16 @@ class PerTier(NamedTuple):
 
 
 class BeyondGpu(NamedTuple):
-    """The blocks of a prompt that a rank can fetch, after those on its GPU, each in its nearest tier."""
+    """The blocks of a prompt that a rank can fetch, after those on its GPU, each in its nearest tier.
 
-    host: int
-    disk: int
-    shared: int
+    Numbers, or columns of them (`board.py`).
+    """
 
-    def times(self, each: PerTier) -> float:
+    host: Any
+    disk: Any
+    shared: Any
+
+    def times(self, each: PerTier) -> Any:
         """Return the sum over the tiers of blocks times a number."""
         return self.host * each.host + self.disk * each.disk + self.shared * each.shared
 

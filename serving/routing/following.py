@@ -23,7 +23,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import Stop
 from serving.worker import kv_events, load_reports
-from serving.worker.kv_events import Event, KvEvents, decode_kv_event, snapshots_address
+from serving.worker.kv_events import Event, decode_kv_event, read_kv_events, snapshots_address
 from serving.worker.load_reports import LoadReport
 
 log = logging.getLogger(__name__)
@@ -135,8 +135,7 @@ class Following:
     def _on_kv_events(self, data: bytes) -> None:
         assert self._follower is not None
         try:
-            message = msgspec.msgpack.decode(data, type=KvEvents)
-            events = [decode_kv_event(event) for event in message.events]
+            message, events = read_kv_events(data)
         except ValueError as error:
             log.warning("a KV event message was ignored: %s", error)
             return

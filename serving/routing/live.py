@@ -10,7 +10,7 @@ from typing import Any
 from serving.model.card import Role
 from serving.router import Prompt, PromptBlocks, Router, RouterConfig, RoutingDecision
 from serving.router.books import RankBooks
-from serving.router.router import NoWorkersError
+from serving.router.decision import NoWorkersError
 from serving.routing.following import Following, WorkerTraits
 from serving.routing.peers import Peers
 from serving.routing.placement import Placement, RankAddress, WantedRank

@@ -22,7 +22,7 @@ from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
 from serving.model.watch import watch_cards
 from serving.router import RouterConfig, check_live_mode
-from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.following import traits_of
 from serving.routing.live import LiveRouting
 from serving.routing.placement import Placement, WantedRank

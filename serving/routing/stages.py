@@ -8,7 +8,7 @@ from typing import Any
 from serving.life import DisaggregationConfig
 from serving.life.bypass import bypasses
 from serving.life.room import room
-from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.live import LiveRouting
 from serving.routing.placement import Placement, RankAddress
 

@@ -17,6 +17,7 @@ from serving.runtime.cluster_token import ClusterToken
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError
 from serving.runtime.private_folder import for_us_alone
 from serving.runtime.proof import NONCE_BYTES, Handshake, ProofError
+from serving.runtime.turn import TurnTransport
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +46,13 @@ class SocketChannel(asyncio.Protocol):
         self._accept = accept
         self._channels = channels
         self._end: ChannelEnd | None = None
-        self._transport: asyncio.WriteTransport | None = None
+        self._transport: TurnTransport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Start using the connection."""
-        self._transport = cast(asyncio.WriteTransport, transport)  # uvloop's is not a subclass
-        self._transport.set_write_buffer_limits(HIGH_WATER_BYTES)
+        wire = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
+        wire.set_write_buffer_limits(HIGH_WATER_BYTES)
+        self._transport = TurnTransport(wire)
         raw = transport.get_extra_info("socket")
         if raw is not None and raw.family in (socket.AF_INET, socket.AF_INET6):
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,10 +81,9 @@ class SocketChannel(asyncio.Protocol):
             self._end.writable()
 
     def write(self, data: bytes) -> None:
-        """Send. Once the other side is gone, uvloop would raise before it reports that."""
+        """Send with what else is written in this turn."""
         assert self._transport is not None
-        if not self._transport.is_closing():
-            self._transport.write(data)
+        self._transport.write(data)
 
     def count_given_up(self) -> None:
         """Do nothing: there is no outage here."""

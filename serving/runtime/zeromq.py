@@ -2,6 +2,9 @@
 
 Over TCP they are encrypted (CURVE), and nobody gets in without the publisher's key. The key is never sent: it is in
 discovery, after the address, so those who may read there know it.
+
+An event is one frame, its subject and then the data. A second frame could fail: libzmq ends the process if the publisher
+disappears between two frames that are being read.
 """
 
 import asyncio
@@ -20,6 +23,12 @@ log = logging.getLogger(__name__)
 CHANNELS = "v1/event_channels/"
 HIGH_WATER = 10_000
 """Messages kept for a slow subscriber; beyond that it misses some, and asks the publisher for them."""
+
+END = b"\0"
+"""Ends the subject."""
+
+MAX_AT_ONCE = 64
+"""Messages read before others get a turn, however many wait."""
 
 HANDSHAKE_MS = 5000
 MAX_SUBSCRIPTION_BYTES = 1 << 16
@@ -88,7 +97,7 @@ class ZeroMqPlane:
         if subject not in self._subjects:
             await self.announce(subject)
         assert self._publisher is not None
-        await self._publisher.send_multipart([subject.encode(), data])
+        await self._publisher.send(subject.encode() + END + data)
 
     async def subscribe(self, subject: str, on_event: Callable[[bytes], None], *, durable: bool = False) -> Stop:
         """Receive from every process that publishes on a subject, as soon as it appears."""
@@ -97,7 +106,8 @@ class ZeroMqPlane:
         subscriber.setsockopt(zmq.LINGER, 0)
         subscriber.setsockopt(zmq.RECONNECT_IVL_MAX, 1000)
         subscriber.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
-        subscriber.subscribe(subject.encode())
+        topic = subject.encode() + END
+        subscriber.subscribe(topic)
         connected: dict[str, str] = {}
 
         def on_change(key: str, value: bytes | None) -> None:
@@ -111,13 +121,21 @@ class ZeroMqPlane:
                     log.warning("%s in discovery is not a valid source of events and is ignored: %s", key, error)
 
         stop_watch = await self._discovery.watch(f"{CHANNELS}{subject}/", on_change)
-        topic, hear = subject.encode(), guarded(on_event, f"an event of {subject}")
+        hear = guarded(on_event, f"an event of {subject}")
+
+        waiting: zmq.Socket[bytes] = zmq.Socket.shadow(subscriber)
 
         async def read() -> None:
             while True:
-                frames = await subscriber.recv_multipart()
-                if len(frames) == 2 and frames[0] == topic:
-                    hear(frames[1])
+                await subscriber.poll()
+                for _ in range(MAX_AT_ONCE):
+                    try:
+                        event = waiting.recv(zmq.NOBLOCK)
+                    except zmq.Again:
+                        break
+                    if event.startswith(topic):
+                        hear(event[len(topic) :])
+                await asyncio.sleep(0)
 
         reader = asyncio.create_task(read())
         self._readers.append(reader)

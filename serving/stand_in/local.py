@@ -11,7 +11,7 @@ from serving.frontend.api.errors import ApiError
 from serving.life import DisaggregationConfig
 from serving.model.card import Role
 from serving.router import RoutingDecision
-from serving.router.router import NoWorkersError
+from serving.router.decision import NoWorkersError
 from serving.routing.placement import Placement, RankAddress, WantedRank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End
@@ -135,7 +135,7 @@ class LocalWorkers:
         if wanted.instance_id not in (None, HERE):
             raise NoWorkersError(f"there is no instance {wanted.instance_id}")
         slot = self._choose() if dp_rank is None else dp_rank
-        decision = RoutingDecision(slot, 0, [slot], [0.0], [], 0, wanted.num_tokens)
+        decision = RoutingDecision(slot, 0, 0, wanted.num_tokens)
         return Placement(next(self._requests), RankAddress(HERE, slot), slot, 0, decision, self.calls.num_streams)
 
     def send(self, placement: Placement, request: Any) -> ReplyStream:

@@ -64,22 +64,38 @@ def encode_kv_event(event: BlocksEvent) -> Iterator[Event]:
                 parent = part[-1] if medium == "GPU" else None
 
 
+_decode = msgspec.msgpack.Decoder(KvEvents).decode
+
+
+def read_kv_events(data: bytes) -> tuple[KvEvents, list[BlocksEvent]]:
+    """Return a message and its events.
+
+    Raises:
+        ValueError: it is none.
+    """
+    message = _decode(data)
+    return message, [decode_kv_event(event) for event in message.events]
+
+
 def decode_kv_event(event: Event) -> BlocksEvent:
     """Return an event received from the wire.
 
     Raises:
         ValueError: this is not an event.
     """
-    what, medium = event, None
-    if event and event[-1] in MEDIA:
-        what, medium = event[:-1], event[-1]
-    match what:
-        case []:
-            return BlocksCleared(medium)
-        case [list(hashes)]:
-            return BlocksRemoved(hashes, medium or "GPU")
+    match event:
         case [int() | None as parent, list(hashes)]:
-            return BlocksStored(hashes, parent, medium or "GPU")
+            return BlocksStored(hashes, parent)
+        case [list(hashes)]:
+            return BlocksRemoved(hashes)
+        case []:
+            return BlocksCleared()
+        case [int() | None as parent, list(hashes), medium] if medium in MEDIA:
+            return BlocksStored(hashes, parent, medium)
+        case [list(hashes), medium] if medium in MEDIA:
+            return BlocksRemoved(hashes, medium)
+        case [medium] if medium in MEDIA:
+            return BlocksCleared(medium)
     raise ValueError(f"not a KV event: {str(event)[:100]}")
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from dynabench.virtual.clock import ARRIVAL, COMPLETION, SCHEDULING, Clock
+from dynabench.virtual.processes import Processes
 
 
 def test_at_one_instant_completions_come_before_arrivals_and_arrivals_before_scheduling():
@@ -24,43 +25,44 @@ def test_a_time_is_kept_as_it_is_given():
 
 def test_processes_of_simpy_run_between_appointments():
     clock, seen = Clock(), []
+    processes = Processes(clock)
 
     def process():
-        yield clock.timeout(2.0)
+        yield processes.timeout(2.0)
         seen.append(("process", clock.now))
 
-    clock.process(process())
+    processes.process(process())
     clock.at(1.0, ARRIVAL, lambda: seen.append(("appointment", clock.now)))
     clock.at(3.0, ARRIVAL, lambda: seen.append(("late", clock.now)))
-    clock.run(until=2.5)
+    processes.run(until=2.5)
     assert seen == [("appointment", 1.0), ("process", 2.0)]
 
 
 def test_a_run_until_an_event_goes_on_with_whoever_else_waited_for_it():
-    clock, seen = Clock(), []
-    event = clock.timeout(1.0, value="done")
+    processes, seen = Processes(Clock()), []
+    event = processes.timeout(1.0, value="done")
 
     def process():
         seen.append((yield event))
 
     def waiting():
-        yield clock.timeout(0.5)
-        clock.process(process())
+        yield processes.timeout(0.5)
+        processes.process(process())
 
-    clock.process(waiting())
-    assert clock.run(until=event) == "done"
+    processes.process(waiting())
+    assert processes.run(until=event) == "done"
     assert seen == []  # the run ended before it was this process's turn
-    clock.run()
+    processes.run()
     assert seen == ["done"]
 
 
 def test_a_failure_that_nobody_takes_is_raised():
-    clock = Clock()
+    processes = Processes(Clock())
 
     def process():
-        yield clock.timeout(1.0)
+        yield processes.timeout(1.0)
         raise KeyError("lost")
 
-    clock.process(process())
+    processes.process(process())
     with pytest.raises(KeyError, match="lost"):
-        clock.run()
+        processes.run()

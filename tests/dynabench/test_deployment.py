@@ -4,6 +4,7 @@ import typing
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dynabench.deployment import file, paths
 from dynabench.deployment.description import Deployment, EngineName, Pool
@@ -65,6 +66,15 @@ def test_only_simulated_engines_have_a_share_of_tool_calls(tmp_path):
 def test_a_deployment_written_down_is_read_back_equal(example):
     deployment = file.read_deployment(example)
     assert file.from_plain(file.as_plain(deployment)) == deployment
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_what_differs_from_the_defaults_is_enough_to_read_a_deployment_back(example, is_measured):
+    deployment = file.read_deployment(example, is_measured=is_measured)
+    short = file.as_changed(deployment)
+    assert file.from_plain(short, is_measured=is_measured) == deployment
+    assert len(yaml.safe_dump(short).splitlines()) < 30
 
 
 def test_merge_keys_share_settings_between_pools(tmp_path):

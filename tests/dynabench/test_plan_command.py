@@ -137,7 +137,7 @@ def test_limits_of_each_request_are_answered_with_a_chart_over_fleet_sizes(tmp_p
     limits = ("--slo", "ttft <= 300ms", "--slo", "e2e <= 60s")
     done, answer = planned(tmp_path / "out", *flags, "--tensor-parallel-size", "1", *limits)
     assert done.returncode == 0, done.stderr
-    assert "ttft <= 300 ms and e2e <= 60000 ms in 99% met by " in answer["verdict"]
+    assert "ttft <= 300 ms and e2e <= 60000 ms in 99% met with " in answer["verdict"]
     assert "ttft and e2e headroom" in done.stdout.replace("\n", " ")
     assert (tmp_path / "out" / "charts" / "limits.svg").exists()
 

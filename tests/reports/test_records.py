@@ -8,10 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from reports.record.records import COLUMNS, Record, RequestLog, Requests, from_table, to_table
+from reports.record.records import COLUMNS, Record, RequestLog, Requests
+from reports.record.table import from_columns, to_table
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "reading-a-report.md"
 TYPES = {np.int32: "int32", np.float64: "float64", np.bool_: "bool", np.object_: "text"}
+
+
+def from_table(table, num_runs):
+    return from_columns(table.column_names, table.column, num_runs)
 
 
 def two(**columns):
@@ -58,6 +63,15 @@ def test_records_are_joined_row_by_row():
 def test_a_record_travels_between_processes():
     made = pickle.loads(pickle.dumps(two(worker=[None, 3])))
     assert made.worker.tolist() == [None, 3]
+
+
+def test_a_column_of_equal_rows_takes_and_travels_as_one_value():
+    made = Requests.of(intended_s=np.arange(1e5), isl=np.full(100_000, 7))
+    assert len(pickle.dumps(made)) < 13 * 100_000, "8 bytes for the time, and 4 for the number"
+    again = pickle.loads(pickle.dumps(made))
+    for each in (made, again):
+        assert each.isl.strides == each.worker.strides == each.worker.mask.strides == each.error.strides == (0,)
+        assert (each.isl[99_999], each.worker[5], each.succeeded.all()) == (7, np.ma.masked, True)
 
 
 def test_a_log_is_written_by_number_and_what_is_never_written_is_unknown():

@@ -109,7 +109,7 @@ def test_a_share_of_requests_binds_only_where_more_of_what_may_be_over_is_used_u
     )
     assert [round(one.headroom, 4) for one in (most, few, short)] == [0.8, 0.2, -0.0101]
     assert [binding([ttft, one]) is ttft for one in (most, few, short)] == [True, False, False]
-    assert str(most) == "met by 0.808% (99.80%)"
+    assert str(most) == "met with 99.80%"
 
 
 def test_a_limit_that_is_met_by_a_hair_is_not_met_by_nothing():

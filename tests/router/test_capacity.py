@@ -3,7 +3,7 @@
 import pytest
 
 from serving.router import Prompt, PromptBlocks
-from serving.router.router import AllFullError
+from serving.router.decision import AllFullError
 from tests.router.test_router import prompt, router
 
 LONG = Prompt(4, PromptBlocks.of(("a",)))

@@ -125,8 +125,7 @@ def test_an_empty_index_keeps_nothing():
     for id in ("c", "b", "a"):
         index.remove(0, [id])
     assert len(index) == 0
-    assert not index._children
-    assert not index._parents
+    assert not any(index._roots.values())
 
 
 def test_a_predicted_prompt_expires():

@@ -137,7 +137,7 @@ def test_what_a_router_expects_there_is_what_need_not_be_computed():
     core = router()
     decision = core.pick("r", PROMPT, now=0.0)
     assert (decision.slot, decision.overlap_blocks, decision.gpu_blocks) == (0, 3, 1)
-    assert decision.overlaps == [3, 0]
+    assert decision.scored.found_blocks == [3, 0]
     assert core.load(0).prefill_tokens == decision.prefill_tokens == 18 - 3 * 4
 
 
@@ -155,7 +155,7 @@ def test_a_shared_store_draws_a_request_to_no_worker():
     core.index.drop(0)
     core.index.tiers.store(0, "SHARED", ["a", "b", "c"], 0, 3, 1)
     decision = core.pick("r", PROMPT, now=0.0)
-    assert decision.overlaps == [3, 3]
+    assert decision.scored.found_blocks == [3, 3]
     assert decision.costs[0] == decision.costs[1]
 
 
@@ -171,4 +171,4 @@ def test_a_worker_that_leaves_takes_its_host_memory_with_it():
     core = router()
     core.remove_rank(0)
     core.add_rank(0)
-    assert core.pick("r", PROMPT, now=0.0).overlaps == [0, 0]
+    assert core.pick("r", PROMPT, now=0.0).scored.found_blocks == [0, 0]

@@ -37,7 +37,16 @@ COSTS = {"step_base_ms": 10.0, "step_prefill_us": 1000.0, "step_decode_us": 2000
 def costs(mode, *, prompt=PROMPT, books=BOOKS, overlaps=OVERLAPS, states=None, beyond=None, **settings):
     policy = ROUTER_MODES[mode](RouterConfig(**settings), random.Random(3))
     workers, weights = list(range(len(books))), policy.tier_weights
-    candidates = Candidates(workers, books, overlaps, prompt, SIZE, states=states, beyond_gpu=beyond, weights=weights)
+    candidates = Candidates(
+        workers,
+        books,
+        dict(enumerate(overlaps)),
+        prompt,
+        SIZE,
+        states=states and dict(enumerate(states)),
+        beyond_gpu=beyond and dict(enumerate(beyond)),
+        weights=weights,
+    )
     return list(policy.costs(candidates))
 
 
@@ -205,7 +214,7 @@ def test_preble_exploits_what_is_cached_and_explores_otherwise():
     even = [book(), book(), book()]
 
     def candidates(overlaps, now):
-        return Candidates([0, 1, 2], even, overlaps, PROMPT, SIZE, now=now)
+        return Candidates([0, 1, 2], even, dict(enumerate(overlaps)), PROMPT, SIZE, now=now)
 
     first = candidates([3, 0, 0], 0.0)
     assert policy.costs(first) == [0.0, math.inf, math.inf]
@@ -299,8 +308,8 @@ def test_a_predicted_prefix_counts_until_it_expires():
     core = router("prefix-longest+predict(5)")
     prompt = Prompt(8, PromptBlocks.of(("x", "y")))
     home = core.pick("r1", prompt, now=0.0)
-    assert core.pick("r2", prompt, now=1.0).overlaps[home.slot] == 2
-    assert core.pick("r3", prompt, now=20.0).overlaps == [0, 0]
+    assert core.pick("r2", prompt, now=1.0).scored.num_found(home.slot) == 2
+    assert core.pick("r3", prompt, now=20.0).best_blocks == 0
 
 
 def released(core, now):

@@ -3,8 +3,8 @@ import random
 import pytest
 
 from serving.router import ROUTER_MODES, Mode, Prompt, PromptBlocks, Router, RouterConfig, check_registered_mode
+from serving.router.decision import NoWorkersError
 from serving.router.policies.policy import choose
-from serving.router.router import NoWorkersError
 
 
 def router(mode, num_workers=3, *, block_size=4, **settings):
@@ -25,7 +25,7 @@ def test_kv_costs_are_prefill_blocks_plus_decode_blocks():
     decision = core.pick("r", prompt("a", "b", "c", "d", tail=2), now=0.0)
     # 18 tokens: 4.5 blocks of prefill less the overlap, and 5 blocks held.
     assert decision.costs == [4.5 - 3 + 5, 4.5 - 1 + 5, 4.5 + 5]
-    assert decision.overlaps == [3, 1, 0]
+    assert decision.scored.found_blocks == [3, 1, 0]
     assert (decision.slot, decision.overlap_blocks) == (0, 3)
 
 
@@ -65,9 +65,9 @@ def test_without_events_the_router_remembers_what_it_routed():
     where = core.pick("r1", prompt("a", "b", "c"), now=0.0).slot
     core.on_finish("r1")
     decision = core.pick("r2", prompt("a", "b", "c", "d"), now=1.0)
-    assert decision.overlaps[where] == 3
+    assert decision.scored.num_found(where) == 3
     core.on_finish("r2")
-    assert core.pick("r3", prompt("a", "b"), now=200.0).overlaps == [0, 0]
+    assert core.pick("r3", prompt("a", "b"), now=200.0).scored.found_blocks == [0, 0]
 
 
 def test_round_robin_takes_turns_and_least_loaded_the_emptiest():

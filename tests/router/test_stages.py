@@ -5,7 +5,7 @@ import random
 import pytest
 
 from serving.router import ROUTER_MODES, Prompt, PromptBlocks, Router, RouterConfig
-from serving.router.router import AllBusyError, NoWorkersError
+from serving.router.decision import AllBusyError, NoWorkersError
 
 LIVE_MODES = [mode for mode in ROUTER_MODES if not mode.startswith("oracle-")]
 
@@ -56,7 +56,7 @@ def test_a_decode_router_looks_at_blocks_alone():
     assert core.index is None
     assert not core.wants_events
     first = core.pick("r1", prompt("a", "b", "c"), now=0.0)
-    assert first.overlaps == []
+    assert first.best_blocks is None
     # The prompt's 3 blocks of prefill are the same everywhere; r1's 3 blocks are not shared with r2.
     second = core.pick("r2", prompt("a", "b", "c"), now=0.0)
     assert second.slot == 1 - first.slot
@@ -101,14 +101,14 @@ def test_a_decode_router_that_follows_events_uses_them_for_local_prompts_alone(m
     core = router("decode", mode, follows_events=True)
     assert core.wants_events
     core.index.store(1, ["a", "b", "c"])
-    assert core.peek(prompt("a", "b", "c"), now=0.0).overlaps == [0, 3]
-    assert core.pick("r", prompt("a", "b", "c"), now=0.0).overlaps == [0, 0]
+    assert core.peek(prompt("a", "b", "c"), now=0.0).scored.found_blocks == [0, 3]
+    assert core.pick("r", prompt("a", "b", "c"), now=0.0).scored.found_blocks == [0, 0]
 
 
 def test_a_decode_router_that_holds_requests_looks_at_blocks_alone_too():
     core = router("decode", "kv+late(8)", follows_events=True)
     core.index.store(1, ["a", "b", "c"])
-    assert core.place("r", prompt("a", "b", "c"), 0.0).overlaps == [0, 0]
+    assert core.place("r", prompt("a", "b", "c"), 0.0).scored.found_blocks == [0, 0]
 
 
 def test_peeking_at_decode_workers_finds_the_one_that_has_most_of_the_prompt():
@@ -123,7 +123,7 @@ def test_peeking_at_decode_workers_finds_the_one_that_has_most_of_the_prompt():
 def test_without_events_a_decode_router_may_guess_what_its_workers_have():
     core = router("decode", follows_events=True, use_kv_events=False)
     worker = core.pick("r", prompt("a", "b"), now=0.0).slot
-    assert core.peek(prompt("a", "b"), now=1.0).overlaps[worker] == 2
+    assert core.peek(prompt("a", "b"), now=1.0).scored.num_found(worker) == 2
 
 
 @pytest.mark.parametrize("stage", ["aggregated", "prefill", "decode"])
@@ -137,7 +137,8 @@ def test_peeking_changes_nothing(mode, stage):
             looking.peek(prompt("z"), now=number / 10)
         seen = looking.peek(asked, now=number / 10)
         picks = [core.pick(number, asked, now=number / 10, is_local=True) for core in (looking, other)]
-        assert seen == picks[0] == picks[1]
+        for pick in picks:
+            assert (pick[:5], pick.candidates) == (seen[:5], seen.candidates)
         assert [load(looking, worker) for worker in range(4)] == [load(other, worker) for worker in range(4)]
         if number > 10 and rng.random() < 0.5:
             looking.on_finish(number - 10)

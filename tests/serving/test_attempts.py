@@ -15,7 +15,7 @@ from serving.frontend.generation.output import Output
 from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
-from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.stages import Stages
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End

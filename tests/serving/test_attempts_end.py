@@ -16,7 +16,7 @@ from serving.frontend.prepared import PreparedPrompt
 from serving.life import DisaggregationConfig
 from serving.life.terms import Terms
 from serving.router import RoutingDecision
-from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import Placement, RankAddress
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
@@ -74,7 +74,7 @@ class Pool:
             raise NoWorkersError("nobody is there")
         chosen, number = min(fitting, key=lambda each: (each in wanted.avoid, each)), next(self._numbers)
         self.booked[number] = chosen
-        return Placement(number, RankAddress(chosen, 0), chosen, 0, RoutingDecision(chosen, 0, [], [], [], 0, 0), 0)
+        return Placement(number, RankAddress(chosen, 0), chosen, 0, RoutingDecision(chosen, 0, 0, 0), 0)
 
     def send(self, placement, request):
         assert not self.open, "there is a call already"

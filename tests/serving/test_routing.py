@@ -8,8 +8,8 @@ import pytest
 import uvloop
 
 from serving.router import RouterConfig
+from serving.router.decision import AllBusyError, NoWorkersError
 from serving.router.events import BlocksRemoved, BlocksStored
-from serving.router.router import AllBusyError, NoWorkersError
 from serving.routing.following import WorkerTraits
 from serving.routing.live import LiveRouting
 from serving.routing.placement import WantedRank

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from typing import IO
 
 from workloads.formats.format import Format, csv_priorities, has_columns
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.row import Row
 from workloads.source import Source
+from workloads.workload import Workload
 
 
 def _read(source: Source) -> Iterator[Request]:

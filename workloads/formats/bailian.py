@@ -6,8 +6,9 @@ from typing import IO
 import msgspec
 
 from workloads.formats.format import Format, has, json_priority
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.source import Source
+from workloads.workload import Workload
 
 
 def _read(source: Source) -> Iterator[Request]:

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from typing import IO
 
 from workloads.formats.format import Format, csv_priorities, has_columns
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.source import Source
+from workloads.workload import Workload
 
 QUOTE = '"'
 SPECIAL = {QUOTE, ",", "\n", "\r"}

@@ -3,10 +3,14 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.source import Source, column_names
+from workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from workloads.columns import RequestColumns
 
 Detect = Callable[[dict[str, Any] | None, bytes], bool]
 
@@ -22,6 +26,8 @@ class Format:
     is_like: Detect
     """Whether a file is in it, from its first object (none if it is not JSON) and its beginning."""
     read: Callable[[Source], Iterator[Request]]
+    read_columns: "Callable[[Source], Iterator[RequestColumns]] | None" = None
+    """Reads the same faster, many at a time."""
     write: Callable[[Workload, IO[bytes]], None] | None = None
     block_size: int | None = 512
     """Tokens per id, or per block of text; None if the file says."""

@@ -10,9 +10,10 @@ from typing import IO, Any
 import msgspec
 
 from workloads.formats.format import Format, json_priority
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.row import Row
 from workloads.source import Source
+from workloads.workload import Workload
 
 OTHERS = {"session_id", "chat_id", "arrival_s"}
 """Names that occur only in formats that resemble this one."""

@@ -8,8 +8,9 @@ import msgspec
 from workloads.formats import turns
 from workloads.formats.format import Format, has, json_priority
 from workloads.formats.mooncake import refuse_waits
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.source import Source
+from workloads.workload import Workload
 
 
 def _read(source: Source) -> Iterator[Request]:

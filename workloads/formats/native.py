@@ -7,16 +7,20 @@
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import IO, Annotated, Any, Final, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from workloads.blocks import wrong_count
 from workloads.formats.format import Format
-from workloads.request import Request, Workload, WorkloadError
+from workloads.request import Request, WorkloadError
 from workloads.row import MAX_PRIORITY, MAX_S, MAX_TOKENS
-from workloads.source import Source, lines
+from workloads.source import MAX_LINE_BYTES, Source, blocks, lines
+from workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from workloads.columns import RequestColumns
 
 SCHEMA: Final = "dynabench.workload/1"
 
@@ -35,12 +39,15 @@ class Header(msgspec.Struct, omit_defaults=True, forbid_unknown_fields=True):
 
 def _write(workload: Workload, file: IO[bytes]) -> None:
     """Write a workload so that `_read` returns an equal one."""
-    encode = msgspec.json.Encoder().encode
+    from workloads.columns import CHUNK
+
+    encoder = msgspec.json.Encoder()
     file.write(
-        encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes, workload.knows_prefixes)) + b"\n"
+        encoder.encode(Header(SCHEMA, workload.block_size, len(workload), workload.notes, workload.knows_prefixes))
+        + b"\n"
     )
-    for request in workload:
-        file.write(encode(request) + b"\n")
+    for start in range(0, len(workload), CHUNK):
+        file.write(encoder.encode_lines(workload.requests[start : start + CHUNK]))
 
 
 def block_size(path: Path) -> int:
@@ -55,9 +62,15 @@ def _read(source: Source) -> Iterator[Request]:
     Raises:
         WorkloadError: a file cannot be read, or a line does not match the format.
     """
+    for part in _read_columns(source):
+        yield from part
+
+
+def _read_columns(source: Source) -> "Iterator[RequestColumns]":
+    """Yield the requests of files, many at a time; the errors are those of `_read`."""
     before = 0
     for path in source.files:
-        before += yield from _requests(path, source, before)
+        before += yield from _parts(path, source, before)
 
 
 def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
@@ -65,32 +78,81 @@ def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
     return first is not None and str(first.get("schema", "")).startswith("dynabench.workload/")
 
 
-def _requests(path: Path, source: Source, before: int) -> Generator[Request, None, int]:
+def _parts(path: Path, source: Source, before: int) -> "Generator[RequestColumns, None, int]":
     """Yield the requests of a file that follows this many of other files; return their number."""
-    decode = msgspec.json.Decoder(Request).decode
-    size, header, last, found = source.namer.block_size, None, 0.0, 0
-    for number, line in lines(path):
-        place = f"{path}, line {number}"
+    header, last, found = None, 0.0, 0
+    for number, block in blocks(path):
         if header is None:
-            header = _header(line, place)
-            if header.block_size != size:
-                raise WorkloadError(f"{place}: block_size is {header.block_size}, not {size}")
-            source.keep(header.notes)
-            source.knows_prefixes &= header.knows_prefixes
+            line, _, rest = block.lstrip().partition(b"\n")
+            number += block[: -len(rest) or len(block)].count(b"\n")
+            place = f"{path}, line {number - 1}"
+            header, block = _header(line, place), rest
+            _note(header, source, place)
+        part = _plain(block, header.block_size, last) or _checked(block, header.block_size, last, found, path, number)
+        if len(part):
+            last, found = part.arrival_s.item(-1), found + len(part)
+        if before and "after" in part.more:
+            waits = [tuple(number + before for number in after) for after in part.more["after"]]
+            part = part.replace(after=waits)
+        yield part
+    if header is not None and header.requests not in (None, found):
+        raise WorkloadError(f"{path}: has only {found:,} of {header.requests:,} requests, so it is truncated")
+    return found
+
+
+def _note(header: Header, source: Source, place: str) -> None:
+    """Take over what a header says of its file."""
+    if header.block_size != source.namer.block_size:
+        raise WorkloadError(f"{place}: block_size is {header.block_size}, not {source.namer.block_size}")
+    source.keep(header.notes)
+    source.knows_prefixes &= header.knows_prefixes
+
+
+def _plain(block: bytes, block_size: int, last: float) -> "RequestColumns | None":
+    """Decode lines all at once if nothing is wrong with any; return None if something is, or must be looked at singly."""
+    import numpy as np
+
+    from workloads.columns import RequestColumns
+
+    try:
+        part = RequestColumns.of(msgspec.json.Decoder(Request).decode_lines(block))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    if part.more or not len(part):
+        return None
+    times, lengths = part.arrival_s, (part.input_length, part.output_length)
+    is_in_range = all(
+        values.dtype == np.int32 and 1 <= values.min() <= values.max() <= MAX_TOKENS for values in lengths
+    )
+    is_in_order = last <= times[0] and times[-1] <= MAX_S and bool((times[1:] >= times[:-1]).all())
+    counts = np.diff(part.starts) * block_size - part.input_length
+    return part if is_in_range and is_in_order and 0 <= counts.min() <= counts.max() < block_size else None
+
+
+def _checked(block: bytes, block_size: int, last: float, found: int, path: Path, first: int) -> "RequestColumns":
+    """Decode lines one by one, of which the first has this number in its file.
+
+    Raises:
+        WorkloadError: one is not a request that may follow `found` others, the last of which arrives at `last`.
+    """
+    from workloads.columns import RequestColumns
+
+    decode, made = msgspec.json.Decoder(Request).decode, list[Request]()
+    for number, line in enumerate(block.split(b"\n"), first):
+        place = f"{path}, line {number}"
+        if len(line) > MAX_LINE_BYTES:
+            raise WorkloadError(f"{place}: longer than {MAX_LINE_BYTES >> 20} MiB")
+        if not line.strip():
             continue
         try:
             request = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WorkloadError(f"{place}: not a request ({error})") from error
-        if problem := _problem(request, size, last, found):
+        if problem := _problem(request, block_size, last, found + len(made)):
             raise WorkloadError(f"{place}: {problem}")
-        last, found = request.arrival_s, found + 1
-        if before and request.after:
-            request = msgspec.structs.replace(request, after=tuple(number + before for number in request.after))
-        yield request
-    if header is not None and header.requests not in (None, found):
-        raise WorkloadError(f"{path}: has only {found:,} of {header.requests:,} requests, so it is truncated")
-    return found
+        last = request.arrival_s
+        made.append(request)
+    return RequestColumns.of(made)
 
 
 def _header(line: bytes, place: str) -> Header:
@@ -129,6 +191,7 @@ FORMAT = Format(
     tried="what dynabench writes",
     is_like=_is_like,
     read=_read,
+    read_columns=_read_columns,
     write=_write,
     block_size=None,
     block_size_of=block_size,

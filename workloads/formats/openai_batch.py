@@ -7,9 +7,10 @@ import msgspec
 
 from workloads import texts
 from workloads.formats.format import Format, has, json_priority
-from workloads.request import Request, Workload
+from workloads.request import Request
 from workloads.row import Row, short
 from workloads.source import Source
+from workloads.workload import Workload
 
 ENDPOINTS = ("/chat/completions", "/completions")
 """Ends of the addresses whose requests can be sent again."""

@@ -1,9 +1,9 @@
 """Every workload format: how files are detected, read and written, and what a format loses."""
 
-import itertools
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from foundation.text import instead_of
 from workloads.blocks import BlockNamer, Encode, chained, estimate_tokens, reblocked
@@ -33,9 +33,13 @@ from workloads.formats import (
 )
 from workloads.formats.columns import columns as columns_format
 from workloads.formats.format import Format
-from workloads.request import Request, Workload, WorkloadError, extra_fields, in_order
+from workloads.request import Request, WorkloadError
 from workloads.shape import MS_AS_SECONDS, SECONDS_AS_MS, unit_hint
 from workloads.source import Source, files_of, first_object, header
+from workloads.workload import Workload, extra_fields, in_order
+
+if TYPE_CHECKING:
+    from workloads.columns import RequestColumns
 
 FORMATS: dict[str, Format] = {
     module.FORMAT.name: module.FORMAT
@@ -138,6 +142,8 @@ def read(
     Raises:
         WorkloadError: it cannot be read, or is empty.
     """
+    from workloads.columns import RequestColumns
+
     paths = [paths] if isinstance(paths, Path) else paths
     files = files_of(paths)
     for file in files:
@@ -148,30 +154,33 @@ def read(
         block_size = kind.block_size or (kind.block_size_of or native.block_size)(files[0])
     namer = BlockNamer(block_size)
     source = Source(files, namer, encode or estimate_tokens, default_osl)
-    requests = list(kind.read(source))
+    requests = (
+        RequestColumns.joined(list(kind.read_columns(source)))
+        if kind.read_columns
+        else RequestColumns.of(kind.read(source))
+    )
     title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
     if not requests and source.notes:
         raise WorkloadError(f"{title} has no requests ({'; '.join(source.notes)})")
-    num_late = sum(later.arrival_s < earlier.arrival_s for earlier, later in itertools.pairwise(requests))
+    num_late = int((requests.arrival_s[1:] < requests.arrival_s[:-1]).sum())
     if num_late and kind.is_plain and len(files) == 1:
         source.keep([f"rows earlier than the row above, put in order of time: {num_late:,}"])
     if num_late or len(files) > 1 or not kind.is_plain:
         requests = in_order(requests, title)
     notes = [*([] if kind.is_plain else [f"read as {name}"]), *source.notes, *_doubts(requests, kind.time_unit)]
-    if any(request.content is not None for request in requests) and encode is None and name != DEFAULT:
+    if "content" in requests.more and encode is None and name != DEFAULT:
         notes.append("token counts estimated from the text")
     return chained(Workload(title, source.namer.block_size, requests, tuple(notes), source.knows_prefixes))
 
 
-def _doubts(requests: list[Request], unit: str | None) -> list[str]:
+def _doubts(requests: "RequestColumns", unit: str | None) -> list[str]:
     """Ask whether times are in another unit than they were read in, if they are hardly possible in this one."""
-    times = [request.arrival_s for request in requests if not request.after]
-    span, gaps = max(times, default=0.0) - min(times, default=0.0), len(times) - 1
-    if unit is None or not span:
+    times = requests.scheduled_s
+    span, gaps = float(times.max(initial=0.0) - times.min(initial=math.inf)), len(times) - 1
+    if unit is None or span <= 0:
         return []
     shown = f"{len(times):,} requests in {span:,.2f} s: are these"
-    is_rounded = all(round(time * 1000, 6).is_integer() for time in times)
-    if unit == "ms" and gaps / span > FASTEST and (gaps >= MANY or not is_rounded):
+    if unit == "ms" and gaps / span > FASTEST and (gaps >= MANY or ((times * 1000).round(6) % 1).any()):
         return [f"{shown} seconds? They were read as ms; {unit_hint(SECONDS_AS_MS)}"]
     if unit == "s" and span / gaps > SLOWEST_S:
         return [f"{shown} milliseconds? They were read as s; {unit_hint(MS_AS_SECONDS)}"]
@@ -280,7 +289,7 @@ def write(workload: Workload, name: str, file: IO[bytes]) -> None:
     writer(name)(reblocked(workload, format.block_size or 0) if is_blocked else workload, file)
 
 
-def _are_chains(requests: list[Request]) -> bool:
+def _are_chains(requests: Sequence[Request]) -> bool:
     """Return whether each waiting request waits for the one before it in its session."""
     last: dict[str, int] = {}
     for number, request in enumerate(requests):

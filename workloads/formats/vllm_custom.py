@@ -7,8 +7,9 @@ import msgspec
 
 from workloads import texts
 from workloads.formats.format import Format, has, json_priority
-from workloads.request import Request, Workload, WorkloadError
+from workloads.request import Request, WorkloadError
 from workloads.source import Source
+from workloads.workload import Workload
 
 
 def _read(source: Source) -> Iterator[Request]:

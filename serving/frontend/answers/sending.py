@@ -135,20 +135,25 @@ class CompletionResponse(Response):
             if first is None:
                 first = await accepted.choices[0].pieces()
             if len(accepted.choices) == 1:
-                await self._stream_choice(send, 0, start, first)
+                end = await self._stream_choice(send, 0, start, first)
             else:
                 await self._write(send, start)
-                others = [self._stream_choice(send, index) for index in range(1, len(accepted.choices))]
-                await together([self._stream_choice(send, 0, b"", first), *others])
+                others = [self._stream_whole_choice(send, index) for index in range(1, len(accepted.choices))]
+                await together([self._stream_whole_choice(send, 0, first), *others])
+                end = b""
         except ApiError as error:
             await self._end_with(error, send)
             return
-        await self._write(send, self._answer.end(), more=False)
+        await self._write(send, end + self._answer.end(), more=False)
+
+    async def _stream_whole_choice(self, send: Send, index: int, pieces: list[bytes] | None = None) -> None:
+        """Send a choice's events, one of several."""
+        await self._write(send, await self._stream_choice(send, index, b"", pieces))
 
     async def _stream_choice(
         self, send: Send, index: int, body: bytes = b"", pieces: list[bytes] | None = None
-    ) -> None:
-        """Send a choice's events after `body`; its first pieces may have been read."""
+    ) -> bytes:
+        """Send a choice's events after `body`, and return the last ones; its first pieces may have been read."""
         accepted, choice = self._accepted, self._accepted.choices[index]
         timer = TokenTimer(accepted.metrics, accepted.started)
         events = self._answer.events(index)
@@ -164,7 +169,7 @@ class CompletionResponse(Response):
                 await self._write(send, body)
             body, pieces = b"", None
         choice.close()
-        await self._write(send, body + events.last())
+        return body + events.last()
 
     async def _begin_stream(self, send: Send) -> None:
         headers = self._own_headers | {"content-type": "text/event-stream; charset=utf-8"}

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from serving.router.router import AllBusyError, AllFullError
+from serving.router.decision import AllBusyError, AllFullError
 
 ERROR_TYPES = {401: "authentication_error", 429: "rate_limit_error", 503: "service_unavailable_error"}
 CALL_STATUS = {

@@ -22,7 +22,7 @@ from serving.life.effects import Abort, Answer, Begin, Effects, Fail, Lease, Let
 from serving.life.flight import Flight
 from serving.life.leg import Leg
 from serving.life.terms import Terms
-from serving.router.router import AllBusyError, AllFullError, NoWorkersError
+from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import Placement, WantedRank
 from serving.routing.workers import Course, Workers
 from serving.runtime.messages import CallError, End

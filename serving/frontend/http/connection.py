@@ -29,6 +29,7 @@ from serving.frontend.api.errors import ApiError
 from serving.frontend.api.messages.errors import body_at
 from serving.frontend.http.limits import MAX_HEAD_BYTES, Limits, body_excess, check_head, head_excess
 from serving.frontend.http.transport import PausableFlow, Transport
+from serving.runtime.turn import TurnTransport
 
 log = logging.getLogger(__name__)
 
@@ -89,17 +90,18 @@ class ClientConnection(HttpToolsProtocol):
         self._is_lingering = False
         self._unread_since = 0.0
         self._closed_since = 0.0
-        self._wire: asyncio.Transport
+        self._wire: TurnTransport
         self.flow: PausableFlow
         self.url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take over a new connection."""
         super().connection_made(transport)
-        self._wire = transport
+        self._wire = TurnTransport(transport)
         self._since = self.loop.time()
         self.flow = PausableFlow(transport)
-        self.transport = cast(asyncio.Transport, Transport(transport, close=self.hang_up, is_closing=self.is_hung_up))
+        wire = Transport(transport, write=self._wire.write_answer, close=self.hang_up, is_closing=self.is_hung_up)
+        self.transport = cast(asyncio.Transport, wire)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the request in progress; uvicorn would not disconnect a request that has others queued behind it."""

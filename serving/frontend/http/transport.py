@@ -48,9 +48,14 @@ class Transport:
     __slots__ = ("close", "get_extra_info", "is_closing", "write")
 
     def __init__(
-        self, transport: asyncio.Transport, *, close: Callable[[], None], is_closing: Callable[[], bool]
+        self,
+        transport: asyncio.Transport,
+        *,
+        write: Callable[[bytes], None],
+        close: Callable[[], None],
+        is_closing: Callable[[], bool],
     ) -> None:
-        self.write = transport.write
+        self.write = write
         self.get_extra_info = transport.get_extra_info
         self.close = close
         self.is_closing = is_closing

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from serving.router.candidates import Candidates
+from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
-from serving.router.policies.policy import Policy
+from serving.router.policies.policy import Policy, at_least
 from serving.router.tiers import PerTier
 
 
@@ -28,13 +28,11 @@ class Kv(Policy):
         self._weight = config.kv_overlap_score_weight
         self.needs_overlap = config.kv_overlap_score_weight > 0
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above, in blocks."""
-        weight = self._weight / candidates.block_size
-        return [
-            weight * tokens + blocks
-            for tokens, blocks in zip(candidates.prefill_tokens, candidates.decode_blocks, strict=True)
-        ]
+        size = asked.block_size
+        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
+        return self._weight / size * tokens + _decode_blocks(asked, books)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -70,20 +68,20 @@ class DynamoKv(Policy):
         self._scale = config.prefill_load_scale
         self._credit = config.overlap_score_credit
         self._decay = config.overlap_score_credit_decay
+        self._least = 0.0  # min Q / B
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
+        """The queue of a rank counts as what it has more than the shortest."""
+        if self._decay:
+            self._least = min(book.prefill_tokens for book in candidates.books) / candidates.block_size
+        return candidates.each(self.cost)
+
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above, in blocks."""
-        size, total = candidates.block_size, candidates.num_prompt_blocks
-        queued = [book.prefill_tokens / size for book in candidates.books]
-        least = min(queued)
-        costs = []
-        for queue, on_gpu, overlap, blocks in zip(
-            queued, candidates.gpu_blocks, candidates.overlap_blocks, candidates.decode_blocks, strict=True
-        ):
-            keep = 1 / (1 + self._decay * (queue - least) / total) if self._decay else 1.0
-            credit = self._credit * keep * on_gpu + (overlap - on_gpu)
-            costs.append(self._scale * max(0.0, queue + total - credit) + blocks)
-        return costs
+        queue, total = books.prefill_tokens / asked.block_size, asked.num_prompt_blocks
+        keep = 1 / (1 + self._decay * (queue - self._least) / total) if self._decay else 1.0
+        credit = self._credit * keep * cached.on_gpu + (cached.matched - cached.on_gpu)
+        return self._scale * at_least(queue + total - credit, 0.0) + _decode_blocks(asked, books)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -109,12 +107,12 @@ class DynamoLmetric(Policy):
         super().__init__(config, rng)
         self.tier_weights = config.hit_weights
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        size, total = candidates.block_size, candidates.num_prompt_blocks
-        return [
-            (book.prefill_tokens / size + total - overlap) * (blocks + 1)
-            for book, overlap, blocks in zip(
-                candidates.books, candidates.overlap_blocks, candidates.decode_blocks, strict=True
-            )
-        ]
+        queue = books.prefill_tokens / asked.block_size
+        return (queue + asked.num_prompt_blocks - cached.matched) * (_decode_blocks(asked, books) + 1)
+
+
+def _decode_blocks(asked: Candidates, books: Books) -> Cost:
+    """A + R - a: blocks of requests in flight, this one's included."""
+    return books.decode_blocks + asked.num_held_blocks - books.num_active_blocks(asked.prompt.blocks)

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from serving.router.candidates import Candidates
+from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
-from serving.router.policies.policy import Policy
+from serving.router.policies.policy import Policy, one_of
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -23,6 +23,10 @@ class Random(Policy):
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """All cost the same; the tie is broken at random."""
         return [0.0] * len(candidates)
+
+    def known(self, candidates: Candidates) -> int | None:
+        """Draw one."""
+        return one_of(range(len(candidates)), self._rng)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -43,6 +47,10 @@ class RoundRobin(Policy):
         turn = self._turn % count
         return [float((place - turn) % count) for place in range(count)]
 
+    def known(self, candidates: Candidates) -> int | None:
+        """It is the turn of one."""
+        return self._turn % len(candidates)
+
     def routed(self, candidates: Candidates, place: int) -> None:
         """Pass the turn to the next rank."""
         self._turn += 1
@@ -56,9 +64,9 @@ class LeastLoaded(Policy):
     needs_load: ClassVar[bool] = False
     needs_overlap: bool = False
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Cost is the number of requests in flight."""
-        return candidates.num_requests
+        return books.num_requests
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -73,6 +81,12 @@ class PowerOfTwo(Policy):
         """Cost is n for two of them, infinity for the others."""
         return power_of_two(candidates, self._rng)
 
+    def known(self, candidates: Candidates) -> int | None:
+        """Compare two."""
+        books, drawn = candidates.books, sorted(two_of(candidates, self._rng))
+        least = min(books[place].num_requests for place in drawn)
+        return one_of([place for place in drawn if books[place].num_requests == least], self._rng)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LeastTokens(Policy):
@@ -81,14 +95,19 @@ class LeastTokens(Policy):
     description: ClassVar[str] = "The worker with the fewest tokens to compute or read: Q + C."
     needs_overlap: bool = False
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Cost is Q + C."""
-        return [book.prefill_tokens + book.context_tokens for book in candidates.books]
+        return books.prefill_tokens + books.context_tokens
 
 
 def power_of_two(candidates: Candidates, rng: random.Random) -> list[float]:
     """Return n for two ranks drawn at random and infinity for the others."""
     costs = [math.inf] * len(candidates)
-    for place in rng.sample(range(len(costs)), min(2, len(costs))):
+    for place in two_of(candidates, rng):
         costs[place] = float(candidates.books[place].num_requests)
     return costs
+
+
+def two_of(candidates: Candidates, rng: random.Random) -> list[int]:
+    """Draw the indices of two ranks, or of the only one."""
+    return rng.sample(range(len(candidates)), min(2, len(candidates)))

@@ -3,11 +3,11 @@
 import math
 import random
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from serving.router.candidates import Candidates
+from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
 from serving.router.tiers import EVERYTHING, PerTier
 
@@ -44,8 +44,19 @@ class Policy:
         self._rng = rng
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
-        """Score each candidate; one that must not be chosen costs infinity."""
+        """Score each candidate; one that must not be chosen costs infinity. By default, each by its `cost`."""
+        return candidates.each(self.cost)
+
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
+        """Score one rank by its books and what it has of the prompt.
+
+        Also called with columns, for many ranks at once: arithmetic, comparisons and `at_least` work on both.
+        """
         raise NotImplementedError
+
+    def known(self, candidates: Candidates) -> int | None:
+        """Return the index of the choice, if it is clear without any costs; asked for many ranks, as it saves their costs."""
+        return None
 
     def routed(self, candidates: Candidates, place: int) -> None:
         """Record the choice."""
@@ -60,19 +71,36 @@ def within_bound(requests: Sequence[int], bound: float) -> list[bool]:
     return [n < limit for n in requests]
 
 
+def at_least(number: Any, least: float) -> Any:
+    """Return the larger of two numbers, or a column of them."""
+    return max(number, least) if isinstance(number, (int, float)) else number.clip(least)
+
+
 def choose(costs: Sequence[float], temperature: float, rng: random.Random, tolerance: float = 0.0) -> int:
     """Return the index of the lowest cost, with ties broken at random.
 
     With a temperature, draw from a softmax of the range-normalised costs; with a tolerance, any cost within that
     share of the range counts as lowest. Infinite costs are never chosen.
     """
+    if hasattr(costs, "nonzero"):  # a column
+        if temperature <= 0 and tolerance <= 0:
+            return one_of(_places_of_least(costs), rng)
+        costs = list(map(float, costs))
     least = min(costs)
     if temperature > 0 or tolerance > 0:
         span = max(cost for cost in costs if cost < math.inf) - least
         if temperature > 0 and span > 0:
             weights = [math.exp(-(cost - least) / span / temperature) for cost in costs]
             return rng.choices(range(len(costs)), weights)[0]
-        ties = [place for place, cost in enumerate(costs) if cost <= least + tolerance * span]
-    else:
-        ties = [place for place, cost in enumerate(costs) if cost == least]
-    return ties[0] if len(ties) == 1 else ties[rng.randrange(len(ties))]
+        return one_of([place for place, cost in enumerate(costs) if cost <= least + tolerance * span], rng)
+    return one_of([place for place, cost in enumerate(costs) if cost == least], rng)
+
+
+def _places_of_least(column: Any) -> list[int]:
+    places: list[int] = (column == column.min()).nonzero()[0].tolist()
+    return places
+
+
+def one_of(places: Sequence[int], rng: random.Random) -> int:
+    """Draw one, if there are several."""
+    return places[0] if len(places) == 1 else places[rng.randrange(len(places))]

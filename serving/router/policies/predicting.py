@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from serving.router.candidates import Candidates
+from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
 from serving.router.policies.affinity import rendezvous
-from serving.router.policies.policy import Policy
+from serving.router.policies.policy import Policy, at_least
 
 WINDOW_S = 180.0
 """preble-e2 prices the load of the last three minutes."""
@@ -35,17 +35,14 @@ class Predicting(Policy):
         self._base, self._token, self._sequence, self._context, self._budget = costs
         self._fetch = config.fetch_costs
 
-    def ttfts(self, candidates: Candidates) -> list[float]:
-        """Predict the TTFT at each rank (s): F + Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
-        result = []
-        for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True):
-            decoding = book.num_decoding
-            steps = max(-(-tokens // max(self._budget - decoding, 1)), 1)
-            each = self._base + self._sequence * decoding + self._context * book.context_tokens
-            result.append(self._token * tokens + steps * each)
-        if candidates.beyond_gpu is not None:
-            result = [ttft + fetch for ttft, fetch in zip(result, candidates.fetch_s(self._fetch), strict=True)]
-        return result
+    def ttft(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
+        """Predict the TTFT at a rank (s): F + Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
+        size, decoding = asked.block_size, books.num_decoding
+        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
+        steps = at_least(-(-tokens // at_least(self._budget - decoding, 1)), 1)
+        each = self._base + self._sequence * decoding + self._context * books.context_tokens
+        ttft = self._token * tokens + steps * each
+        return ttft if cached.beyond_gpu is None else ttft + size * cached.beyond_gpu.times(self._fetch)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -56,9 +53,9 @@ class Jspt(Predicting):
 
     description: ClassVar[str] = "Shortest predicted TTFT: F + Tp (Q + miss) + s (T0 + Td d + Tk C)."
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        return self.ttfts(candidates)
+        return self.ttft(asked, books, cached)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -72,22 +69,19 @@ class Marginal(Predicting):
         "rule. m counts blocks of requests in flight, never the last token."
     )
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """The request's TTFT, the delay of running decodes by its prefill, and its decode time in that batch.
 
         An equal prompt in flight costs as much as computing it. So a burst of equal prompts is spread, however much
         of them one rank has cached.
         """
-        ttfts, missing = self.ttfts(candidates), candidates.missing_tokens
-        delay, out, prompt = self._interference * self._token, self._out, candidates.prompt
-        equal = self._token * prompt.num_tokens + self._base * -(-prompt.num_tokens // self._budget)
-        return [
-            ttft
-            + delay * miss * book.num_decoding
-            + out * (self._context * book.prompt_tokens + self._sequence * book.num_requests)
-            + equal * book.num_equal(prompt.blocks, prompt.num_tokens)
-            for ttft, miss, book in zip(ttfts, missing, candidates.books, strict=True)
-        ]
+        length, blocks = asked.prompt.num_tokens, asked.prompt.blocks
+        miss = length - cached.matched * asked.block_size
+        equal = self._token * length + self._base * -(-length // self._budget)
+        cost = self.ttft(asked, books, cached) + self._interference * self._token * miss * books.num_decoding
+        cost += self._out * (self._context * books.prompt_tokens + self._sequence * books.num_requests)
+        cost += equal * books.num_equal(blocks, length)
+        return cost
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -101,14 +95,10 @@ class MarginalAll(Marginal):
         "marginal + half E[out] n (Tk L + Td): also what this request's decoding costs the others; our own rule."
     )
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Requests there have half their answers left on average, and their steps also read this request's context."""
-        length = candidates.prompt.num_tokens
-        each = self._out / 2 * (self._context * length + self._sequence)
-        return [
-            cost + each * book.num_requests
-            for cost, book in zip(super().costs(candidates), candidates.books, strict=True)
-        ]
+        each = self._out / 2 * (self._context * asked.prompt.num_tokens + self._sequence)
+        return super().cost(asked, books, cached) + each * books.num_requests
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -126,7 +116,7 @@ class DualMap(Predicting):
         scores = rendezvous(candidates.key(self._config.prefix_key_tokens), candidates.slots)
         first, *others = sorted(range(len(scores)), key=scores.__getitem__)[:2]
         second = others[0] if others else first
-        overlaps, ttfts = candidates.overlap_blocks, self.ttfts(candidates)
+        overlaps, ttfts = candidates.overlap_blocks, candidates.each(self.ttft)
         better = first if overlaps[first] >= overlaps[second] else second
         if ttfts[better] > self._config.ttft_slo_s:
             better = first if ttfts[first] <= ttfts[second] else second

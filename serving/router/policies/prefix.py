@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
-from serving.router.candidates import Candidates
+from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.policies.policy import Policy
 from serving.router.tiers import PerTier
 
@@ -19,12 +19,10 @@ class Lmetric(Policy):
 
     description: ClassVar[str] = "LMetric: prefill tokens to compute there times requests there: (Q + miss) (n + 1)."
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        return [
-            float(tokens * (book.num_requests + 1))
-            for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True)
-        ]
+        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
+        return tokens * (books.num_requests + 1)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -35,12 +33,9 @@ class LmetricNew(Policy):
 
     description: ClassVar[str] = "SGLang's lmetric: this request's uncached tokens times requests there: miss (n + 1)."
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        return [
-            float(tokens * (book.num_requests + 1))
-            for tokens, book in zip(candidates.missing_tokens, candidates.books, strict=True)
-        ]
+        return (asked.prompt.num_tokens - cached.matched * asked.block_size) * (books.num_requests + 1)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -51,12 +46,10 @@ class Llumnix(Policy):
 
     description: ClassVar[str] = "Llumnix: fewest prefill tokens to compute there, then fewest requests: (Q + miss, n)."
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """The second term only breaks ties of the first, which is whole."""
-        return [
-            tokens + book.num_requests * 1e-6
-            for tokens, book in zip(candidates.prefill_tokens, candidates.books, strict=True)
-        ]
+        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
+        return tokens + books.num_requests * 1e-6
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -67,12 +60,9 @@ class PrefixLongest(Policy):
 
     description: ClassVar[str] = "Longest cached prefix, then fewest requests: the known-bad baseline, (-m, n)."
 
-    def costs(self, candidates: Candidates) -> Sequence[float]:
+    def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        return [
-            book.num_requests * 1e-6 - overlap
-            for overlap, book in zip(candidates.overlap_blocks, candidates.books, strict=True)
-        ]
+        return books.num_requests * 1e-6 - cached.matched
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
