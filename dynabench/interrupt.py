@@ -32,6 +32,10 @@ PATIENCE_S = 0.5
 """How long a call in another process may take to notice the flag by itself."""
 
 
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function with its arguments, to be carried out here or in another process."""
+
+
 class InterruptError(KeyboardInterrupt):
     """The user wants no more of what was running."""
 
@@ -55,6 +59,10 @@ class Flag(NamedTuple):
     def raise_(self) -> None:
         """Say that all is to end."""
         self.file.unlink(missing_ok=True)
+
+    def among(self, args: tuple[Any, ...]) -> Iterator[Any]:
+        """Yield a call's arguments with this flag, which has the call's place, instead of another."""
+        return (self if isinstance(arg, Flag) else arg for arg in args)
 
     @contextlib.contextmanager
     def obeyed(self) -> Iterator[None]:

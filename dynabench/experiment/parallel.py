@@ -1,14 +1,14 @@
 """Run many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
+from dynabench.interrupt import Call as Call
+from dynabench.interrupt import Interrupt, InterruptError, noted
 from foundation.errors import UserError
 from foundation.processes import num_cores
 
 Backend = Literal["local", "ray", "dask"]
-Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def in_parallel(
@@ -60,13 +60,8 @@ def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int,
             return
         try:
             with interrupt.obeyed():
-                result = call(*with_flag(flag, args))
+                result = call(*flag.among(args))
         except InterruptError:
             return
         flag.progress.note(1.0)
         yield place, result
-
-
-def with_flag(flag: Flag, args: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield a call's arguments; a flag among them gets the call's place, so that it can report progress."""
-    return (flag if isinstance(arg, Flag) else arg for arg in args)

@@ -12,8 +12,7 @@ from contextlib import closing
 from multiprocessing import get_context
 from typing import Any, Literal, NamedTuple
 
-from dynabench.experiment.parallel import Call, with_flag
-from dynabench.interrupt import ASKING, Flag, Interrupt, InterruptError, held_back
+from dynabench.interrupt import ASKING, Call, Flag, Interrupt, InterruptError, held_back
 from foundation.errors import UserError
 from foundation.extras import install
 from foundation.processes import end_with_parent
@@ -123,7 +122,7 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> E
         return Ended(flag.place, is_done=False)
     try:
         with flag.obeyed():
-            return Ended(flag.place, call(*with_flag(flag, args)))
+            return Ended(flag.place, call(*flag.among(args)))
     except InterruptError:
         return Ended(flag.place, is_done=False)
     except Exception as error:

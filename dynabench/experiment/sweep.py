@@ -5,7 +5,7 @@ Each simulated point is saved in its own file as soon as it is done, so that an 
 
 import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -130,6 +130,8 @@ class _Work:
     store: PointStore
     limits: list[Condition]
     interrupt: Interrupt
+    took_s: list[float] = field(default_factory=list)
+    """How long each point that was simulated took."""
 
     def call(self, arm: Arm) -> tuple[Any, tuple[Any, ...]]:
         """Return the call that simulates a point."""
@@ -139,10 +141,9 @@ class _Work:
         )  # fmt: skip
 
     def point_s(self, arm: Arm) -> float:
-        """Return how long a point takes, about: as long as those that are known, or as such a workload does."""
-        known = [point.wall_s for point in self.store.all() if isinstance(point, Point)]
-        if known:
-            return fmean(known)
+        """Return how long a point takes, about: as long as those before it, or as its number of requests says."""
+        if self.took_s:
+            return fmean(self.took_s)
         return expected_s(len(self.source(arm.settings.shape)) * self.experiment.repeats)
 
 
@@ -280,6 +281,8 @@ def _simulate(work: _Work, arms: list[Arm]) -> bool:
         calls, jobs, interrupt=work.interrupt, backend=config.backend, address=config.cluster
     ):
         work.store.keep(arms[place], point)
+        if isinstance(point, Point):
+            work.took_s.append(point.wall_s)
         count += 1
     return count == len(arms)
 
