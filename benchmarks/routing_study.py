@@ -39,9 +39,9 @@ from serving.engines.mock.costs import step_costs_of
 from serving.router import ROUTER_MODES, RouterConfig, StepCosts
 from workloads import Request, Workload, formats
 from workloads.merge import merge_workloads
-from workloads.workload import select
 from workloads.shape import ShapeConfig, shape
 from workloads.synthesize import SynthConfig, synthesize
+from workloads.workload import select
 
 WORKERS = 8
 LIMITS = [slo.parse_slo("ttft <= 2s"), slo.parse_slo("tpot <= 60ms")]

@@ -53,6 +53,7 @@ def read_requests(path: Path, num_runs: int, *, is_of_before: bool) -> list[Requ
         def read(name: str) -> "pa.ChunkedArray":
             if name not in names:
                 return pa.chunked_array([pa.repeat(COLUMNS[name].default, num_rows)])
+            pa.default_memory_pool().release_unused()  # of the column before
             column = file.read(columns=[name])[name]
             return _of_before(name, column) if is_of_before else column
 
