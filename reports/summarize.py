@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -82,7 +83,7 @@ def summarize(
     for run in runs:
         arms.setdefault(run.arm, []).append(run.measured)
     size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
-    tables = {arm: by_request(repeats, size) for arm, repeats in arms.items()}
+    tables: dict[str, Table] = {arm: ByRequest(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
     figures = {
@@ -307,15 +308,25 @@ def _out_of_limits(repeats: list[Record], limits: list[Condition], size: int) ->
     return averages
 
 
-def by_request(repeats: list[Record], size: int) -> Table:
-    """Average each request's metrics over the repeats, indexed by request number; NaN where one is missing."""
-    result = {}
-    for name in (*PAIRED, "intended_s"):
-        table = np.full((len(repeats), size), np.nan)
-        for place, run in enumerate(repeats):
-            values = run.requests.intended_s if name == "intended_s" else metrics.of_each(run.requests, name)
-            table[place, run.requests.request] = values
+class ByRequest(Table):
+    """Each request's metrics by its number, averaged over the repeats; NaN where one is missing.
+
+    They are computed when they are asked for, and not kept: those of many requests take much memory.
+    """
+
+    def __init__(self, repeats: Sequence[Record], size: int) -> None:
+        """Number requests below `size`."""
+        self._repeats, self._size = repeats, size
+
+    def __contains__(self, name: object) -> bool:
+        return name in PAIRED or name == "intended_s" or super().__contains__(name)
+
+    def __missing__(self, name: str) -> Floats:
+        table = np.full((len(self._repeats), self._size), np.nan)
+        for row, run in zip(table, self._repeats, strict=True):
+            requests = run.requests
+            row[requests.request] = requests.intended_s if name == "intended_s" else metrics.of_each(requests, name)
         if name == "intended_s":
-            table = np.nan_to_num(table)
-        result[name] = table[0] if len(repeats) == 1 else table.mean(axis=0)
-    return result
+            np.nan_to_num(table, copy=False)
+        averages: Floats = table[0] if len(table) == 1 else table.mean(axis=0)
+        return averages

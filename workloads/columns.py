@@ -106,15 +106,14 @@ class RequestColumns(Sequence[Request]):
     def __getitem__(self, place: int | slice) -> Request | Self:
         if isinstance(place, slice):
             return self.take(range(len(self))[place])
-        place = range(len(self))[place]
+        if not 0 <= place < len(self.arrival_s):
+            place = range(len(self))[place]
         start, stop = self.starts.item(place), self.starts.item(place + 1)
-        return Request(
-            self.arrival_s.item(place),
-            self.input_length.item(place),
-            self.output_length.item(place),
-            tuple(self.ids[start:stop].tolist()),
-            **{name: values[place] for name, values in self.more.items()},
-        )
+        lengths, ids = self.lengths(place), tuple(self.ids[start:stop].tolist())
+        if not self.more:
+            return Request(self.arrival_s.item(place), *lengths, ids)
+        more = {name: values[place] for name, values in self.more.items()}
+        return Request(self.arrival_s.item(place), *lengths, ids, **more)
 
     def __iter__(self) -> Iterator[Request]:
         for start in range(0, len(self), CHUNK):

@@ -1,7 +1,8 @@
 """How many values of a workload each limit is judged by, which is known before anything is simulated."""
 
 from collections.abc import Sequence
-from itertools import compress
+
+import numpy as np
 
 from foundation.errors import UserError
 from reports.figures.conditions import Condition
@@ -11,12 +12,11 @@ from workloads.pacing import LoadConfig
 
 def num_values(metric: str, workload: Workload, load: LoadConfig) -> int:
     """Return how many values of a metric a run has at most: those of the requests that count."""
+    lengths = workload.columns.output_length
     if metric == "itl":  # counts every gap after the warm-up, also those of requests that do not count
-        return sum(max(request.output_length - 1, 0) for request in workload)
-    return sum(
-        request.output_length > 1 or metric in ("ttft", "e2e")
-        for request in compress(workload, load.may_count(workload))
-    )
+        return int(np.maximum(lengths - 1, 0).sum())
+    may_count = load.may_count(workload)
+    return int((may_count if metric in ("ttft", "e2e") else may_count & (lengths > 1)).sum())
 
 
 def check_values(limits: Sequence[Condition], workload: Workload, load: LoadConfig) -> None:

@@ -16,7 +16,7 @@ from reports.figures.conditions import METRICS, Condition
 from reports.figures.outcomes import Outcome, of_requests, state_of
 from reports.figures.statistics import blocks_of
 from reports.record.records import Record
-from reports.summarize import by_request, summarize
+from reports.summarize import ByRequest, summarize
 from reports.summary import ArmSummary
 from reports.sweep.best_point import series
 from reports.sweep.points import Impossible, Point, PointSeries, Quantiles
@@ -118,7 +118,7 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
 def _series(runs: list[Record]) -> PointSeries:
     """Return the values of a point by parts of the workload."""
     measured = [run.measured for run in runs]
-    table = by_request(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
+    table = ByRequest(measured, max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
     blocks = blocks_of(table["intended_s"], table["e2e_sched"])
     return series(table, int(blocks.max(initial=0)) + 1)
 

@@ -60,18 +60,19 @@ class Timeline(RequestLog):
 def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Requests:
     """Return the records of the requests that were answered or failed."""
     ended = ~np.isnan(timeline.done_s) | np.array([bool(error) for error in timeline.error])
-    planned = np.array([request.input_length for request in workload.requests], np.int32)
+    columns = workload.columns
+    planned = columns.input_length
     stated = np.array(timeline.isl)
     isl = np.where(stated > 0, stated, planned)
     requests = timeline.finish(
         isl=isl,
         planned_isl=planned,
-        planned_osl=[request.output_length for request in workload.requests],
-        priority=[request.priority for request in workload.requests],
+        planned_osl=columns.output_length,
+        priority=np.array(columns.values("priority"), np.int32),
         endless_tokens=np.rint(reuse_of(workload).endless_hits() * (isl / planned))  # in the server's tokens
         if workload.knows_prefixes
         else None,
-        is_measured=[load.is_measured(time) for time in timeline.intended_s],
+        is_measured=load.are_measured(timeline.noted("intended_s")),
     )
     cached = requests.cached_tokens
     if not cached.mask.all():  # servers that report hits leave out zeros, as vLLM does

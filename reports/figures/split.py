@@ -58,9 +58,8 @@ def split_ttft(runs: list[Record]) -> Split | None:
     if not len(requests):
         return None
     is_apart, is_early = ~requests.prefill_worker.mask, _had_blocks_early(requests)
-    parts = {name: float(values.mean()) for name, values in _parts(requests, is_early).items()}
-    if not is_apart.any():
-        parts = {name: parts[name] for name in ("queue", "prefill")}
+    found = _parts(requests, is_early) if is_apart.any() else _parts_at_one(requests)
+    parts = {name: float(values.mean()) for name, values in found.items()}
     return Split(
         requests=len(requests),
         ttft=float((requests.first_token_s - requests.sent_s).mean()),
@@ -74,6 +73,13 @@ def _had_blocks_early(requests: Requests) -> Flags:
     """Return which requests had blocks at their decode worker before the prefill."""
     is_early = requests.decode_blocks_s <= requests.admitted_s
     return np.asarray(is_early.filled(False) & ~requests.prefill_worker.mask)
+
+
+def _parts_at_one(requests: Requests) -> dict[str, Floats]:
+    """Return the parts of each request's TTFT (s) where the same worker computes prompts and answers."""
+    sent, end = requests.sent_s.data, requests.first_token_s.data
+    started = np.minimum(np.fmax(sent, requests.admitted_s.data), end)
+    return {"queue": started - np.minimum(sent, end), "prefill": end - started}
 
 
 def _parts(requests: Requests, is_early: Flags) -> dict[str, Floats]:

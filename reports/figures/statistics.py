@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, stdev
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +31,7 @@ TAIL = 0.025
 POWER = 0.9
 """The chance that a recommended sample finds a difference of the intended size."""
 
-Blocks = npt.NDArray[np.int64]
+Blocks = npt.NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def blocks_of(intended_s: Floats, e2e_s: Floats) -> Blocks:
     number = max(min(number, MAX_BLOCKS, count), min(MIN_BLOCKS, count), 1)
     ranks = np.empty(count, np.int64)
     ranks[np.argsort(intended_s, kind="stable")] = np.arange(count)
-    blocks: Blocks = ranks * number // max(count, 1)
+    blocks: Blocks = (ranks * number // max(count, 1)).astype(np.uint16)
     return blocks
 
 
@@ -156,12 +157,12 @@ def _quantile_interval(value: float, groups: Sequence[Floats], share: float, see
 def _used(blocks: Blocks) -> tuple[int, Blocks]:
     """Return how many blocks there are, and each one's place among them."""
     is_used = np.bincount(blocks) > 0
-    return int(is_used.sum()), (np.cumsum(is_used) - 1)[blocks]
+    return int(is_used.sum()), (np.cumsum(is_used) - 1).astype(np.uint16)[blocks]
 
 
 def _sorted(values: Floats, place: Blocks) -> list[Floats]:
     """Return the values of each block, in order."""
-    order = np.argsort(place.astype(np.uint16), kind="stable")
+    order = np.argsort(place, kind="stable")  # a radix sort of 16 bits
     return [np.sort(group) for group in np.split(values[order], np.cumsum(np.bincount(place))[:-1])]
 
 

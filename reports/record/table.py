@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 ROWS = 1 << 17
 """Rows that are copied at a time on their way into a table."""
+OFTEN_EQUAL = {
+    "sent_s": "intended_s", "first_token_s": "first_byte_s", "done_s": "last_token_s", "planned_isl": "isl", "planned_osl": "osl",
+}  # fmt: skip
+"""Columns to which a simulation gives the same values as to one before them."""
 MAX_ROWS = 20_000_000
 """Requests of all runs; they need about 3 GB of memory."""
 TEXTS = [name for name, column in COLUMNS.items() if column.dtype is np.object_]
@@ -50,6 +54,7 @@ def read_requests(path: Path, num_runs: int, *, is_of_before: bool) -> list[Requ
         def read(name: str) -> "pa.ChunkedArray":
             if name not in names:
                 return pa.chunked_array([pa.repeat(COLUMNS[name].default, num_rows)])
+            pa.default_memory_pool().release_unused()  # of the column before
             column = file.read(columns=[name])[name]
             return _of_before(name, column) if is_of_before else column
 
@@ -99,10 +104,10 @@ def from_columns(names: Collection[str], read: "Callable[[str], pa.ChunkedArray]
     if missing := [name for name in needed if name not in names]:
         raise ValueError(f"requests.parquet has no column {', '.join(missing)}")
     run_of = _read(Column("", name="run", dtype=np.int32), read("run"))
-    columns = {
-        name: _read(column, read(name)) if name in names else column.array(None, len(run_of))
-        for name, column in COLUMNS.items()
-    }
+    columns: dict[str, Any] = {}
+    for name, column in COLUMNS.items():
+        found = _read(column, read(name)) if name in names else column.array(None, len(run_of))
+        columns[name] = _shared(found, columns.get(OFTEN_EQUAL.get(name, "")))
     whole = Requests(**columns)
     return [whole[_rows(run_of, place)] for place in range(num_runs)]
 
@@ -115,6 +120,13 @@ def _of_before(name: str, stored: "pa.ChunkedArray") -> "pa.ChunkedArray":
     is_number = pa.types.is_integer(stored.type) or pa.types.is_floating(stored.type)
     may_be_unknown = name in COLUMNS and COLUMNS[name].may_be_unknown
     return compute.if_else(compute.less(stored, 0), None, stored) if is_number and may_be_unknown else stored
+
+
+def _shared(found: Any, other: Any) -> Any:
+    """Return a column with the values of another one if they are equal, so that both take the memory of one."""
+    if other is None or not np.array_equal(np.ma.getdata(found), np.ma.getdata(other)):
+        return found
+    return np.ma.MaskedArray(np.ma.getdata(other), found.mask)
 
 
 def _rows(run_of: npt.NDArray[np.int32], place: int) -> "slice | npt.NDArray[np.bool_]":
