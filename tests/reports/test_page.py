@@ -318,7 +318,7 @@ def test_the_key_shows_and_hides_an_arm_in_charts_and_tables(opened):
     with opened("three") as page:
         arm = page.locator(".arm-1")
         shown = arm.evaluate_all("(all) => all.filter((one) => one.getClientRects().length).map((one) => one.tagName)")
-        assert {"g", "TD", "TH"} <= set(shown)
+        assert {"rect", "TD", "TH"} <= set(shown)
         page.get_by_role("checkbox", name="kv").uncheck()
         assert arm.evaluate_all("(all) => all.filter((one) => one.getClientRects().length).length") == 0
         assert page.locator("td.arm-0:visible").count()

@@ -78,7 +78,8 @@ class DynamoKv(Policy):
 
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above, in blocks."""
-        queue, total = books.prefill_tokens / asked.block_size, asked.num_prompt_blocks
+        queue: Cost = books.prefill_tokens / asked.block_size
+        total = asked.num_prompt_blocks
         keep = 1 / (1 + self._decay * (queue - self._least) / total) if self._decay else 1.0
         credit = self._credit * keep * cached.on_gpu + (cached.matched - cached.on_gpu)
         return self._scale * at_least(queue + total - credit, 0.0) + _decode_blocks(asked, books)
@@ -109,7 +110,7 @@ class DynamoLmetric(Policy):
 
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        queue = books.prefill_tokens / asked.block_size
+        queue: Cost = books.prefill_tokens / asked.block_size
         return (queue + asked.num_prompt_blocks - cached.matched) * (_decode_blocks(asked, books) + 1)
 
 

@@ -37,8 +37,9 @@ class Predicting(Policy):
 
     def ttft(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Predict the TTFT at a rank (s): F + Tp (Q + miss) + s (T0 + Td d + Tk C), s = ceil((Q + miss) / (budget - d))."""
-        size, decoding = asked.block_size, books.num_decoding
-        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
+        size = asked.block_size
+        decoding: Cost = books.num_decoding
+        tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
         steps = at_least(-(-tokens // at_least(self._budget - decoding, 1)), 1)
         each = self._base + self._sequence * decoding + self._context * books.context_tokens
         ttft = self._token * tokens + steps * each
