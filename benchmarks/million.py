@@ -115,18 +115,21 @@ def measured(command: list[str], *, with_charts: bool) -> dict[str, Spent]:
         except SystemExit as end:
             if end.code:
                 raise
-    others_s = time.process_time() - sum(each.cpu_s for each in spent.values())
-    return spent | {"other": Spent(others_s, _peak_mb())}
+    return spent | {"other": Spent(time.process_time() - _sum_s(spent), _peak_mb())}
+
+
+def _sum_s(spent: dict[str, Spent]) -> float:
+    return sum(each.cpu_s for each in spent.values())
 
 
 def _timed(function: Callable[..., Any], stage: str, spent: dict[str, Spent]) -> Callable[..., Any]:
     def timed(*args: Any, **more: Any) -> Any:
-        started = time.process_time()
-        try:
-            return function(*args, **more)
-        finally:
-            before = spent[stage].cpu_s if stage in spent else 0.0
-            spent[stage] = Spent(before + time.process_time() - started, _peak_mb())
+        started, others_s = time.process_time(), _sum_s(spent)
+        result = function(*args, **more)
+        inside_s = _sum_s(spent) - others_s  # of stages within this one
+        before = spent[stage].cpu_s if stage in spent else 0.0
+        spent[stage] = Spent(before + time.process_time() - started - inside_s, _peak_mb())
+        return result
 
     return timed
 

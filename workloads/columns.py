@@ -159,7 +159,7 @@ class RequestColumns(Sequence[Request]):
     def is_chained(self) -> bool:
         """Whether each id follows the same id everywhere."""
         ids, count = numbered(self.ids)
-        follows = np.concatenate([[-1], ids[:-1]])[: len(ids)]
+        follows = np.roll(ids, 1)
         follows[self.starts[:-1][np.diff(self.starts) > 0]] = -1
         known = np.empty(count, follows.dtype)
         known[ids] = follows

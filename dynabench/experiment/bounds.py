@@ -6,12 +6,13 @@ beyond its hits must be computed, and those beyond the hits of GPU memory alone 
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dynabench.arm import Arm
 from dynabench.deployment.engines import answered, engines_of, max_model_len_of
@@ -20,6 +21,7 @@ from mocker.tiers.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import TimingModel, chunk
 from workloads import Workload
+from workloads.columns import CHUNK
 from workloads.pacing import LoadConfig
 from workloads.reuse import reuse_of
 from workloads.shape import ShapeConfig
@@ -148,8 +150,8 @@ def ttft_bound(prompts: PromptHits, engine: SimulatedEngine, tiers: Sequence[Tie
     lengths, cached = (each[prompts.is_counted] for each in (prompts.lengths, prompts.lengths - prompts.uncached))
     above = int(cached.max()) + 1
     kinds, kind = np.unique(lengths * above + cached, return_inverse=True)  # many prompts are alike
-    times: list[float] = np.array([prefill_s(engine, *divmod(each, above)) for each in kinds.tolist()])[kind].tolist()
-    return (sum(times) + (_capacity_s(prompts, engine, tiers) if tiers else 0.0)) / len(times)
+    times = np.array([prefill_s(engine, *divmod(each, above)) for each in kinds.tolist()])[kind]
+    return (sum(_each(times)) + (_capacity_s(prompts, engine, tiers) if tiers else 0.0)) / len(times)
 
 
 def _capacity_s(prompts: PromptHits, engine: SimulatedEngine, tiers: Sequence[TierBound]) -> float:
@@ -193,7 +195,7 @@ def pool_bound(prompts: PromptHits, engine: SimulatedEngine, num_ranks: int) -> 
     counted, arrivals_s = prompts.is_counted, prompts.workload.columns.arrival_s
     work: list[tuple[float, float]] = []  # (remaining, arrival)
     now, total = 0.0, 0.0
-    for arrival_s, count in zip(arrivals_s[counted].tolist(), tokens[counted].tolist(), strict=True):
+    for arrival_s, count in zip(_each(arrivals_s[counted]), _each(tokens[counted]), strict=True):
         room = (arrival_s - now) * num_ranks
         while work and room > 0:
             remaining, arrived = heappop(work)
@@ -210,6 +212,12 @@ def pool_bound(prompts: PromptHits, engine: SimulatedEngine, num_ranks: int) -> 
         now += remaining / num_ranks
         total += now - arrived
     return total / int(prompts.is_counted.sum())
+
+
+def _each(values: npt.NDArray[Any]) -> Iterator[float]:
+    """Yield numbers as Python's own, of which few are in memory at a time."""
+    for start in range(0, len(values), CHUNK):
+        yield from values[start : start + CHUNK].tolist()
 
 
 def token_s(timing: TimingModel, budget: int) -> float:

@@ -1,5 +1,6 @@
 """One run in virtual time."""
 
+import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -38,6 +39,9 @@ FOLLOW_PREFIXES = (
 )  # fmt: skip
 """Columns that are meaningless if shared prefixes are unknown."""
 
+MANY = 100_000
+"""Requests whose simulation takes so long that collecting what it leaves in memory does not matter."""
+
 SHORTEST_STEP_S = 1e-9
 """Shorter steps can vanish in the sum with the time, so that the clock stands still."""
 
@@ -68,6 +72,18 @@ def simulate(
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
+    record = _simulated(run, workload, on_progress, is_interrupted)
+    if len(workload) >= MANY:
+        gc.collect()  # the parts of the cluster know each other, so they would stay in memory beside the statistics
+    return record
+
+
+def _simulated(
+    run: Run,
+    workload: Workload,
+    on_progress: Callable[[int], None] | None,
+    is_interrupted: Callable[[], bool] | None,
+) -> Record:
     cluster = cluster_of(run, workload)
     cluster.clock.on_look = _look(cluster, on_progress, is_interrupted, watch)
     config = run.deployment.planner

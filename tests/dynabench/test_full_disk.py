@@ -12,6 +12,7 @@ import pytest
 
 from reports import charts, folder
 from reports.folder import ReportError
+from reports.record import table
 from tests.dynabench.test_hostile import MANIFEST, result
 from tests.support import commands
 
@@ -192,7 +193,7 @@ def test_more_requests_than_memory_should_hold_are_not_read(tmp_path, monkeypatc
     run = result("a")
     out = tmp_path / "x"
     folder.write(out, MANIFEST | {"runs": [folder.run_facts(run)]}, [run])
-    monkeypatch.setattr(folder, "MAX_ROWS", 1)
+    monkeypatch.setattr(table, "MAX_ROWS", 1)
     with pytest.raises(ReportError, match="rows; at most 1 are read"):
         folder.read(out)
 

@@ -517,7 +517,7 @@ def test_a_run_in_which_too_many_failed_is_not_valid(num_failed, share, note):
 
 def test_failures_of_the_warm_up_spoil_nothing():
     sent = sent_with(np.zeros(100), num_failed=50)
-    sent.requests.is_measured[:50] = False
+    sent = sent._replace(requests=sent.requests.replace(is_measured=np.arange(100) >= 50))
     assert spoilt(sent, LoadConfig(warmup_s=5.0), is_complete=True) == []
 
 
