@@ -129,7 +129,7 @@ async def run(options: argparse.Namespace) -> None:
         pools=(pool,),
         router_mode="kv",
         router=MeasuredRouterConfig(),
-        frontend=FrontendConfig(http_port=0),
+        frontend=FrontendConfig(http_port=0, http_workers=options.http_workers),
         runtime=RuntimeConfig(etcd_endpoints=options.etcd, nats_server=options.nats) if options.etcd else None,
     )
     for clients in options.clients:
@@ -142,10 +142,11 @@ async def run(options: argparse.Namespace) -> None:
             count = await measure(stack.url, stack.model, clients, options.tokens, options.seconds, prompt)
             spent = {name: used - before[name] for name, used in cpu_s(stack).items()}
             total = sum(spent.values())
+            frontends = sum(used for name, used in spent.items() if name.startswith("frontend"))
             shares = "  ".join(f"{name} {used / total:.0%}" for name, used in spent.items())
             print(
                 f"              CPU a request: {total / count * 1e6:,.0f} us, of it {shares}; "
-                f"frontend {spent['frontend'] / count * 1e6:,.0f} us"
+                f"frontend {frontends / count * 1e6:,.0f} us"
             )
 
 
@@ -156,6 +157,7 @@ def main() -> None:
     parser.add_argument("--text", action="store_true", help="send the prompts as text (needs --model-path)")
     parser.add_argument("--prompt-tokens", type=int, default=64)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--http-workers", type=int, default=1, help="frontend processes")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--etcd", default="", help="run our stack over these etcd servers, with --nats")

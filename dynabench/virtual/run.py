@@ -72,7 +72,7 @@ def simulate(
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    record = _simulated(run, workload, on_progress, is_interrupted)
+    record = _simulated(run, workload, on_progress, is_interrupted, watch)
     if len(workload) >= MANY:
         gc.collect()  # the parts of the cluster know each other, so they would stay in memory beside the statistics
     return record
@@ -83,6 +83,7 @@ def _simulated(
     workload: Workload,
     on_progress: Callable[[int], None] | None,
     is_interrupted: Callable[[], bool] | None,
+    watch: Callable[[Cluster], object] | None,
 ) -> Record:
     cluster = cluster_of(run, workload)
     cluster.clock.on_look = _look(cluster, on_progress, is_interrupted, watch)

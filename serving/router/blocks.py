@@ -57,3 +57,13 @@ def _between(
         yield from _between(masks, ids, low, low_mask, middle, mask)
     if mask != high_mask:
         yield from _between(masks, ids, middle, mask, high, high_mask)
+
+
+def slots_of(mask: int) -> list[int]:
+    """Return the holders in a mask."""
+    slots = []
+    while mask:
+        low = mask & -mask
+        slots.append(low.bit_length() - 1)
+        mask ^= low
+    return slots

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
 
-from serving.router.blocks import Ids, PromptBlocks, depths
+from serving.router.blocks import Ids, PromptBlocks, depths, slots_of
 from serving.router.runs import Run
 from serving.router.tiers import KnownTiers
 
@@ -65,18 +65,19 @@ class PrefixIndex:
         ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
         above: dict[int, int] = {}
+        before: Run | None = None
         runs, place, num_ids = self._runs, 0, -(-num_blocks // per_id)
-        while place < num_ids and (run := runs.get(ids[place])) is not None:
-            depths_here = run.depths
-            if len(above) > len(depths_here):  # otherwise the same ranks go on
+        while place < num_ids and (run := runs.get(ids[place])) is not None and run.parent is before:
+            held = run.depths
+            if len(above) > len(held):  # otherwise the same ranks go on
                 found.update(above)
             end = place + len(run.ids)
             if end * per_id > num_blocks or run.ids[-1] != ids[end - 1]:
                 limit = min(num_blocks, (place + run.num_alike(0, ids, place, num_ids)) * per_id)
-                for slot, depth in depths_here.items():
+                for slot, depth in held.items():
                     found[slot] = depth if depth < limit else limit
                 return found
-            above, place = depths_here, end
+            above, before, place = held, run, end
         if not found:
             return above.copy()
         found.update(above)
@@ -321,9 +322,7 @@ class PredictedIndex:
         ids, num_blocks, per_id = blocks
         found: dict[int, int] = {}
         for depth, mask in depths(self._masks, ids, -(-num_blocks // per_id)):
-            for slot in range(mask.bit_length()):
-                if mask >> slot & 1:
-                    found[slot] = min(depth * per_id, num_blocks)
+            found |= dict.fromkeys(slots_of(mask), min(depth * per_id, num_blocks))
         return found
 
     def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:

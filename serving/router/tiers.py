@@ -14,7 +14,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from serving.router.blocks import Ids, PromptBlocks
+from serving.router.blocks import Ids, PromptBlocks, slots_of
 from serving.router.events import Medium
 
 EVERYONE = -1
@@ -164,7 +164,7 @@ class Walk:
         self._num_passed += 1
         self.going ^= left
         if by_block:
-            for slot in _slots(by_block):
+            for slot in slots_of(by_block):
                 if not self._step_by_block(slot, id, range(self._offsets.get(slot, 0), num_blocks)):
                     self.going ^= 1 << slot
             self._offsets.clear()
@@ -190,7 +190,7 @@ class Walk:
         """Record that other ranks have the next id than the last; a run that ends gets the blocks since its start."""
         num_blocks = self._num_passed * self._per_id
         for place, (before, after) in enumerate(zip(self._split, split, strict=True)):
-            for slot in _slots(before ^ after):
+            for slot in slots_of(before ^ after):
                 counts = self._counts.setdefault(slot, [0] * len(self._tiers))
                 counts[place] += num_blocks if before >> slot & 1 else -num_blocks
         self._split = split
@@ -209,9 +209,12 @@ class KnownTier:
 
     def store(self, holder: int, ids: Ids, start: int, stop: int, blocks_per_id: int) -> None:
         """Enter blocks of a chain for a holder, given by its mask."""
-        whole = self.whole
+        whole, before, after = self.whole, 0, holder
         for id in _whole_ids(ids, start, stop, blocks_per_id):
-            whole[id] = whole.get(id, 0) | holder
+            mask = whole.get(id, 0)
+            if mask != before:  # else ids with the same holders share one mask
+                before, after = mask, mask | holder
+            whole[id] = after
             if self.parts:
                 self._forget_part(id, holder)
         if start % blocks_per_id or stop % blocks_per_id:
@@ -291,13 +294,3 @@ def _pieces(ids: Ids, start: int, stop: int, blocks_per_id: int) -> list[tuple[H
         if 0 < high - low < blocks_per_id:
             pieces.append((ids[place], (1 << high) - (1 << low), every))
     return pieces
-
-
-def _slots(mask: int) -> list[int]:
-    """Return the ranks of a mask."""
-    slots = []
-    while mask:
-        low = mask & -mask
-        slots.append(low.bit_length() - 1)
-        mask ^= low
-    return slots

@@ -67,6 +67,52 @@ def test_a_block_held_twice_is_forgotten_with_its_last_copy():
     assert index.overlaps(AB) == {0: 1}
 
 
+@settings(max_examples=worth(300))
+@given(operations, st.randoms(use_true_random=False))
+def test_blocks_evicted_together_in_any_order_leave_what_evicting_them_one_by_one_leaves(happenings, rng):
+    together, one_by_one = PrefixIndex(), PrefixIndex()
+    for kind, worker, where, length in happenings:
+        ids = path(where, length)
+        if kind == "store":
+            start = rng.randrange(length)  # some are there already: they count as copies
+            for index in (together, one_by_one):
+                index.store(worker, ids[start:], parent=ids[start - 1] if start else None)
+        elif kind == "drop":
+            together.drop(worker)
+            one_by_one.drop(worker)
+        else:
+            gone = ids[::-1] if rng.random() < 0.5 else rng.sample(ids, rng.randint(1, length))
+            together.evict(worker, gone)
+            for id in gone:
+                one_by_one.evict(worker, [id])
+        assert together.overlaps(PromptBlocks.of(ids)) == one_by_one.overlaps(PromptBlocks.of(ids))
+        assert len(together) == len(one_by_one)
+
+
+def test_a_run_is_split_where_a_prompt_leaves_it_and_everyone_keeps_what_they_have():
+    index = PrefixIndex()
+    index.store(0, ["a", "b", "c", "d"])
+    index.store(1, ["a", "b", "c"])
+    index.store(2, ["a", "b"])
+    index.store(2, ["x"], parent="b")
+    assert index.overlaps(PromptBlocks.of(["a", "b", "c", "d"])) == {0: 4, 1: 3, 2: 2}
+    assert index.overlaps(PromptBlocks.of(["a", "b", "x", "y"])) == {0: 2, 1: 2, 2: 3}
+    index.remove(0, ["c", "d"])
+    assert index.overlaps(PromptBlocks.of(["a", "b", "c", "d"])) == {0: 2, 1: 3, 2: 2}
+
+
+def test_an_id_that_is_reported_with_another_prefix_is_ignored_and_harms_nobody():
+    index = PrefixIndex()
+    index.store(0, ["a", "b"])
+    index.store(1, ["x"])
+    index.store(1, ["b", "c"], parent="x")
+    assert index.overlaps(PromptBlocks.of(["a", "b"])) == {0: 2}
+    assert index.overlaps(PromptBlocks.of(["x", "b", "c"])) == {1: 1}
+    for slot in (0, 1):
+        index.drop(slot)
+    assert len(index) == 0
+
+
 def test_a_store_behind_an_unknown_parent_asks_for_a_resync():
     index = PrefixIndex()
     assert not index.store(3, ["b"], parent="a")
