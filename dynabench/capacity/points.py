@@ -8,12 +8,11 @@ from dynabench.arm import Arm
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
-from dynabench.experiment.parallel import Call, in_parallel
+from dynabench.experiment.parallel import Call, in_parallel, num_at_once
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source
 from dynabench.experiment.store import PointStore, key_of
 from dynabench.interrupt import Interrupt, InterruptError
-from foundation.processes import num_cores
 from reports.capacity.answer import Sureness
 from reports.sweep.points import AnyPoint
 
@@ -28,6 +27,7 @@ class Points:
         self, store: PointStore, source: Source, config: PlanConfig, experiment: ExperimentConfig, interrupt: Interrupt
     ) -> None:
         self._store, self._experiment, self._interrupt = store, experiment, interrupt
+        self._backend, self._address = config.backend, config.cluster
         self._asked: set[str] = set()
         self._simulated: set[str] = set()
         ask = experiment
@@ -44,7 +44,7 @@ class Points:
     @property
     def at_once(self) -> int:
         """How many simulations run at once."""
-        return self._experiment.jobs or num_cores()
+        return num_at_once(self._experiment.jobs, self._backend, self._address)
 
     @property
     def num_simulated(self) -> int:
@@ -110,6 +110,8 @@ class Points:
     def _each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Yield each result as soon as it is known."""
         if calls:
-            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
+            yield from in_parallel(
+                calls, self._experiment.jobs, interrupt=self._interrupt, backend=self._backend, address=self._address
+            )
         if self._interrupt.is_asked:
             raise InterruptError

@@ -2,23 +2,26 @@
 
 import multiprocessing.resource_tracker
 import os
+import platform
 import signal
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import joblib
 from joblib.externals.loky.backend import resource_tracker
 from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+from dynabench.experiment.clusters import DaskCluster, RayCluster, cluster_of, host_named
+from dynabench.experiment.settings import Backend
 from dynabench.interrupt import ASKING, Flag, Interrupt, InterruptError, held_back, noted
 from foundation.errors import UserError
-from foundation.extras import install
-from foundation.processes import end_with_parent
+from foundation.processes import end_with_parent, num_cores
 
-Backend = Literal["local", "ray", "dask"]
 Call = tuple[Callable[..., Any], tuple[Any, ...]]
+Carried = tuple[int, Any, bool]
+"""A call's place and result, and whether it ended."""
 
 
 def in_parallel(
@@ -46,12 +49,24 @@ def in_parallel(
         Exception: the exception of a failed call, once the others have ended, because killing them would leave
             resources behind.
     """
+    if backend == "local" and address is not None:
+        raise UserError(f"the address {address} needs a kind of cluster; name it with --backend ray or --backend dask")
     interrupt.shares.begin(len(calls))
-    with noted(), _backend(backend, jobs or -1, address):  # only calls are torn apart, not what is done with results
-        if backend == "local" and joblib.effective_n_jobs(jobs or -1) == 1:
+    with noted():  # only calls are torn apart, not what is done with results
+        if backend != "local":
+            yield from _kept(_on_cluster(calls, jobs, interrupt, cluster_of(backend, address, jobs)), interrupt)
+        elif joblib.effective_n_jobs(jobs or -1) == 1:
             yield from _in_turn(calls, interrupt)
         else:
-            yield from _at_once(calls, jobs, interrupt)
+            with joblib.parallel_config(
+                "loky", n_jobs=jobs or -1, initializer=end_with_parent, initargs=(os.getpid(),)
+            ):
+                yield from _kept(_in_processes(calls, jobs, interrupt), interrupt)
+
+
+def num_at_once(jobs: int, backend: Backend, address: str | None) -> int:
+    """Return how many calls run at once."""
+    return jobs or (num_cores() if backend == "local" else cluster_of(backend, address, jobs).num_cores)
 
 
 def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
@@ -69,9 +84,8 @@ def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int,
         yield place, result
 
 
-def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
-    """Carry out calls in other processes."""
-    failure: Exception | None = None
+def _in_processes(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator[Carried]:
+    """Carry out calls in other processes of this machine."""
     # A process that idled too long (five minutes) may end just as calls come; loky starts another, and nothing is lost.
     warnings.filterwarnings("ignore", "A worker stopped while some jobs were given to the executor", UserWarning)
     parallel = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)
@@ -84,18 +98,35 @@ def _at_once(calls: Sequence[Call], jobs: int, interrupt: Interrupt) -> Iterator
             for place, (function, args) in enumerate(calls)
         )
     try:
-        for place, result, has_ended in results:
-            if has_ended:
-                interrupt.flag._replace(place=place).progress.note(1.0)
-            if isinstance(result, _Failure):
-                failure = failure or result.error
-                interrupt.flag.raise_()  # the call may have failed on another host
-            elif has_ended and failure is None:
-                yield place, result
+        yield from results
     except TerminatedWorkerError as error:  # its message has several lines and only guesses at the cause
         raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
     finally:
         results.close()
+
+
+def _on_cluster(
+    calls: Sequence[Call], jobs: int, interrupt: Interrupt, cluster: RayCluster | DaskCluster
+) -> Iterator[Carried]:
+    """Carry out calls on a cluster."""
+    flagged = [
+        (_carry_out_there, (interrupt.flag._replace(place=place), function, *args))
+        for place, (function, args) in enumerate(calls)
+    ]
+    yield from cluster.results(flagged, jobs or cluster.num_cores)
+
+
+def _kept(results: Iterator[Carried], interrupt: Interrupt) -> Iterator[tuple[int, Any]]:
+    """Yield the results of calls that have ended, and raise the first failure once the others have ended."""
+    failure: Exception | None = None
+    for place, result, has_ended in results:
+        if has_ended:
+            interrupt.flag._replace(place=place).progress.note(1.0)
+        if isinstance(result, _Failure):
+            failure = failure or result.error
+            interrupt.flag.raise_()  # the call may have failed on another host
+        elif has_ended and failure is None:
+            yield place, result
     if failure is not None:
         raise failure
 
@@ -106,7 +137,7 @@ class _Failure(NamedTuple):
     error: Exception
 
 
-def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> tuple[int, Any, bool]:
+def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> Carried:
     """Carry out a call in its own process, unless the flag is raised; return its place and result, and whether it ended."""
     signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)  # on a cluster, this process was not started by us
     if flag.is_raised():
@@ -122,32 +153,16 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> t
         return flag.place, _Failure(error), True
 
 
+def _carry_out_there(flag: Flag, call: Callable[..., Any], *args: Any) -> Carried:
+    """Carry out a call on a host of a cluster; its arguments stand alone, so that the cluster fills in what was sent once."""
+    place, result, has_ended = _carry_out(call, args, flag)
+    if isinstance(result, _Failure) and not isinstance(result.error, UserError):
+        host_named(result.error)
+    elif isinstance(result, _Failure) and platform.node() != flag.host:
+        result = _Failure(UserError(f"{result.error} (on {platform.node()}, a host of the cluster)"))
+    return place, result, has_ended
+
+
 def _with(flag: Flag, args: tuple[Any, ...]) -> Iterator[Any]:
     """Yield a call's arguments; a flag among them gets the call's place, so that it can report progress."""
     return (flag if isinstance(arg, Flag) else arg for arg in args)
-
-
-def _backend(backend: Backend, jobs: int, address: str | None) -> Any:
-    if backend == "local":
-        if address is not None:
-            raise UserError(
-                f"the address {address} needs a kind of cluster; name it with --backend ray or --backend dask"
-            )
-        return joblib.parallel_config("loky", n_jobs=jobs, initializer=end_with_parent, initargs=(os.getpid(),))
-    try:
-        if backend == "ray":
-            import ray
-            from ray.util.joblib import register_ray
-
-            ray.init(address=address, log_to_driver=False)
-            register_ray()
-        else:
-            from distributed import Client
-
-            start: Any = Client
-            start(address) if address else start()
-    except ImportError as error:
-        raise UserError(f"--backend {backend} needs a package that is not installed; run {install(backend)}") from error
-    except (OSError, ConnectionError, RuntimeError) as error:
-        raise UserError(f"the {backend} cluster at {address or 'a local address'} does not respond: {error}") from error
-    return joblib.parallel_config(backend, n_jobs=jobs)
