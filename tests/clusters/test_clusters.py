@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -28,7 +29,9 @@ from workloads.shape import ShapeConfig
 pytest.importorskip("distributed")
 pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
-TRACE = "".join(f"{number / 5},{200 + number % 7 * 100},{20 + number % 5}\n" for number in range(60))
+TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
+    f"2023-11-16 18:15:{number:02}.0000000,{200 + number % 7 * 100},{20 + number % 5}\n" for number in range(60)
+)
 
 
 class Head:
@@ -37,7 +40,8 @@ class Head:
     def __init__(self, kind, folder):
         self.kind, self.folder = kind, folder
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._env = os.environ | {"PYTHONPATH": path, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": str(folder)}
+        self._short = tempfile.TemporaryDirectory(prefix="ray")  # the path of a Unix socket has at most 107 bytes
+        self._env = os.environ | {"PYTHONPATH": path, "RAY_AUTH_MODE": "disabled", "RAY_TMPDIR": self._short.name}
         self.processes = []
         self.address = self._dask() if kind == "dask" else self._ray()
 
@@ -75,6 +79,9 @@ class Head:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
+            process.wait()
+        with contextlib.suppress(OSError):  # something of Ray may still write there
+            self._short.cleanup()
 
 
 @pytest.fixture(params=["dask", "ray"])
@@ -136,7 +143,7 @@ def test_calls_are_carried_out_and_their_results_come_back(head):
 
 def test_the_workload_goes_along_although_its_file_is_only_here(head, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + TRACE)
+    Path("trace.csv").write_text(TRACE)
     source = source_of((Path("trace.csv"),), ExperimentConfig())
     assert dict(carried_out(head, [(counted, (source, number)) for number in (10, 20, 30)])) == {0: 10, 1: 20, 2: 30}
 
@@ -154,7 +161,7 @@ def test_a_call_whose_processes_always_die_is_an_error_that_says_so(head):
 def test_a_file_that_is_missing_there_is_named(head, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("times.csv").touch()
-    with pytest.raises(FileNotFoundError, match="times.csv") as error:
+    with pytest.raises(FileNotFoundError, match=r"times\.csv") as error:
         dict(carried_out(head, [(opened, ("times.csv",))]))
     assert "on the cluster's host" in str(error.value.__notes__)
     with pytest.raises(UserError, match=r"times.csv: cannot be read \(No such file or directory\)"):
@@ -165,20 +172,20 @@ def test_what_came_back_before_the_head_died_is_kept_and_the_rest_is_an_error(he
     results = carried_out(head, [(slow, (number,)) for number in range(20)], jobs=2)
     assert next(results) == (0, 0)
     head.die()
-    with pytest.raises(ClusterError, match=f"the {head.kind} (cluster|scheduler) is gone"):
+    with pytest.raises(ClusterError, match=rf"the {head.kind} (cluster|scheduler) is gone"):
         list(results)
 
 
 def test_a_cluster_that_does_not_answer_is_an_error(monkeypatch):
     monkeypatch.setattr(clusters, "TIMEOUT_S", 1.0)
-    with Interrupt() as interrupt, pytest.raises(ClusterError, match="does not respond"):
+    with Interrupt() as interrupt, pytest.raises(ClusterError, match=r"does not respond"):
         dict(in_parallel([(squared, (1,))], interrupt=interrupt, backend="dask", address="tcp://127.0.0.1:1"))
 
 
 @pytest.mark.parametrize("command", [("sweep", "--vary", "workers=1,2"), ("plan", "--slo", "ttft.p50 <= 1s")])
 def test_points_of_a_cluster_are_those_of_this_machine(head, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    Path("trace.csv").write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n" + TRACE)
+    Path("trace.csv").write_text(TRACE)
     name, *more = command
     words = (name, "trace.csv", *more, "--model", "Qwen/Qwen3-8B", "--gpu", "h100")
     words += ("--max-num-batched-tokens", "2048") if name == "sweep" else ("--tensor-parallel-size", "1")
