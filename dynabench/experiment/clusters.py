@@ -151,8 +151,10 @@ class RayCluster:
             return self._ray.get(reference)
         except (lost.WorkerCrashedError, lost.NodeDiedError, lost.OutOfMemoryError) as error:
             raise _killed("ray", error) from error
-        except lost.RaySystemError as error:
-            raise ClusterError(f"the ray cluster is gone ({error}); {RESUME}") from error
+        except lost.RayTaskError:
+            raise  # from the call, or from what it needs to begin
+        except lost.RayError as error:
+            raise ClusterError(f"the ray cluster is gone ({type(error).__name__}); {RESUME}") from error
 
 
 class _Sent:
