@@ -56,6 +56,15 @@ class Asking:
         found.keep(question, load, point)
         return point
 
+    def nearest(self, found: Findings) -> None:
+        """Simulate what came nearest to the limits to its end, so that it is known how far away it is.
+
+        Raises:
+            InterruptError: the user interrupted it.
+        """
+        for question in found.nearest()[:1]:
+            found.keep(question, found.load, self._points.whole(found.arm(question, found.load)))
+
     def drive(self, found: Findings, search: Search, load: float) -> None:
         """Simulate what a search asks for until it is finished."""
         best = search.best

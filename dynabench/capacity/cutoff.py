@@ -2,6 +2,8 @@
 
 A percentile of n values is within a limit only if all but a few of them are, so one more is enough. A mean is missed once
 the values so far add up to more than n times the limit. This bound is exact: no run is cut that would have met its limits.
+
+A run that is not decided by half of its requests is near its limits. It is not cut, because its figures say how near.
 """
 
 from collections.abc import Sequence
@@ -18,6 +20,9 @@ from workloads import Workload
 
 CHECKS = 100
 """How often a run is checked, at equal numbers of requests that have ended."""
+
+LATEST = 0.5
+"""The share of the requests after which a run goes on to its end."""
 
 
 class DecidedError(Exception):
@@ -53,7 +58,7 @@ class Cutoff:
         """
         if cluster is not self._cluster:
             self._begin(cluster)
-        if cluster.num_ended < self._due:
+        if not self._due <= cluster.num_ended <= LATEST * self._num_requests:
             return
         self._due = cluster.num_ended + max(self._num_requests // CHECKS, 1)
         if missed := self._missed(cluster):

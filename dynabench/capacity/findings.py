@@ -13,7 +13,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from foundation.text import listed
 from reports.capacity.answer import Ranked
 from reports.figures.outcomes import Outcome, binding, outcomes_in_words
-from reports.sweep.points import AnyPoint, Point
+from reports.sweep.points import AnyPoint, Cut, Point
 
 
 class Findings:
@@ -266,7 +266,12 @@ class Findings:
     def nearest(self) -> list[Question]:
         """Return what was tried, nearest to the limits first."""
         tried = [Question(place, n) for place, layout in enumerate(self.search.layouts) for n in layout.states]
-        return sorted(tried, key=lambda one: -self._margin(one, self.load))
+
+        def order(one: Question) -> tuple[float, int]:
+            point = self.known(one)  # of those that were cut, the one that held out longest comes first
+            return -self._margin(one, self.load), -(point.requests or 0) if isinstance(point, Cut) else 0
+
+        return sorted(tried, key=order)
 
     def _unfinished(self) -> str:
         """Say what an interrupt left undone."""

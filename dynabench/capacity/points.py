@@ -8,14 +8,13 @@ from dynabench.arm import Arm
 from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.sureness import sureness_of
 from dynabench.capacity.trial import attempt
-from dynabench.experiment.parallel import Call, in_parallel
+from dynabench.experiment.parallel import Call, in_parallel, num_at_once
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source
 from dynabench.experiment.store import PointStore, key_of
 from dynabench.interrupt import Interrupt, InterruptError
-from foundation.processes import num_cores
 from reports.capacity.answer import Sureness
-from reports.sweep.points import AnyPoint
+from reports.sweep.points import AnyPoint, Cut
 
 
 class Points:
@@ -28,6 +27,7 @@ class Points:
         self, store: PointStore, source: Source, config: PlanConfig, experiment: ExperimentConfig, interrupt: Interrupt
     ) -> None:
         self._store, self._experiment, self._interrupt = store, experiment, interrupt
+        self._backend, self._address = config.backend, config.cluster
         self._asked: set[str] = set()
         self._simulated: set[str] = set()
         ask = experiment
@@ -44,7 +44,7 @@ class Points:
     @property
     def at_once(self) -> int:
         """How many simulations run at once."""
-        return self._experiment.jobs or num_cores()
+        return num_at_once(self._experiment.jobs, self._backend, self._address)
 
     @property
     def num_simulated(self) -> int:
@@ -60,33 +60,46 @@ class Points:
         """Return whether an arm was simulated before."""
         return self._store.known(arm) is not None
 
-    def ask(self, arms: Sequence[Arm]) -> list[AnyPoint]:
-        """Return the results of some arms, simulating those that are not known.
+    def ask(self, arms: Sequence[Arm], *, may_cut: bool = True) -> list[AnyPoint]:
+        """Return the results of some arms, simulating those that are not known, if needed to their ends.
 
         Raises:
             InterruptError: the user interrupted it.
         """
-        self.simulate(arms)
+        self.simulate(arms, may_cut=may_cut)
         found = [self._store.known(arm) for arm in arms]
         if any(point is None for point in found):
             raise InterruptError
         self._asked |= {key_of(arm) for arm in arms}
         return [point for point in found if point is not None]
 
-    def simulate(self, arms: Sequence[Arm]) -> None:
+    def simulate(self, arms: Sequence[Arm], *, may_cut: bool = True) -> None:
         """Simulate those of some arms that are not known, and save the results.
 
         Raises:
             InterruptError: the user interrupted it; what was saved counts.
         """
         todo = [arm for arm in arms if not self.is_known(arm)]
-        calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned)) for arm in todo]
+        calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned, may_cut)) for arm in todo]
         started = time.monotonic()
         for place, (point, sure) in self._each(calls):
             self._store.keep(todo[place], point)
             self._simulated.add(key := key_of(todo[place]))
             self._sure[key] = sure
         self._spent_s += time.monotonic() - started
+
+    def whole(self, arm: Arm) -> AnyPoint:
+        """Return the result of an arm that was asked for, simulated to its end if it was cut.
+
+        Raises:
+            InterruptError: the user interrupted it.
+        """
+        point = self._store.known(arm)
+        assert point is not None
+        if isinstance(point, Cut):
+            [(point, _)] = self.carry_out([(attempt, (arm, *self._rest, False, False))])
+            self._store.keep(arm, point)
+        return point
 
     def sure(self, arm: Arm) -> list[Sureness]:
         """Return how certain it is that the limits are met, which is not saved with the points.
@@ -110,6 +123,8 @@ class Points:
     def _each(self, calls: Sequence[Call]) -> Iterator[tuple[int, Any]]:
         """Yield each result as soon as it is known."""
         if calls:
-            yield from in_parallel(calls, self._experiment.jobs, interrupt=self._interrupt)
+            yield from in_parallel(
+                calls, self._experiment.jobs, interrupt=self._interrupt, backend=self._backend, address=self._address
+            )
         if self._interrupt.is_asked:
             raise InterruptError

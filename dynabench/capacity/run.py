@@ -137,6 +137,8 @@ class _Planner:
                 self._search_first(known)
                 return
             first.also_missed[mode] = len(known)
+        if self._found.best is None:
+            self._asking.nearest(self._found)
 
     def _search_first(self, known: Mapping[Question, AnyPoint]) -> None:
         """Search at the load to plan for, from what is known of the router mode."""
@@ -173,7 +175,9 @@ class _Planner:
         for load in self._config.multiples[1:]:
             self._finish(load, search_at(self._asking, self._found, load, best, self._floors))
         modes, caching = self._modes_of(best), self._caching_of(best)
-        self._points.ask([self._arm(*one) for one in (*modes, *caching)])  # all at once, on all cores
+        shown = [one for one in (*modes, *caching) if one[1] == best]  # with figures, even if they miss the limits
+        self._points.ask([self._arm(*one) for one in shown], may_cut=False)  # all at once, on all cores
+        self._points.ask([self._arm(*one) for one in modes])
         self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
         self._held = self._held_by(best)
         self._sureness = self._sure(best)

@@ -4,8 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dynabench.experiment.settings import ATTAINMENT, Attainment
+from dynabench.experiment.settings import ATTAINMENT, Attainment, Backend
 from foundation.settings import Count, check_settings
+
+WHERE = ("backend", "cluster")
+"""The settings that change nothing about a point."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +34,12 @@ class PlanConfig:
     attainment: Attainment = ATTAINMENT
     """Share of the requests that must be within the per-request limits."""
 
+    backend: Backend = "local"
+    """Where to simulate: the cores of this machine, or a Ray or Dask cluster (pip install ray, or distributed)."""
+
+    cluster: str | None = None
+    """Address of the cluster (default: one is started on this machine)."""
+
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""
         check_settings(self)
@@ -55,7 +64,8 @@ class PlanConfig:
     @property
     def identity(self) -> dict[str, Any]:
         """What points of a plan depend on besides their own settings; the search's extent and prices do not matter."""
-        return asdict(self) | {"price": sorted(self.prices), "max_gpus": None, "loads": None}
+        given = {name: value for name, value in asdict(self).items() if name not in WHERE}
+        return given | {"price": sorted(self.prices), "max_gpus": None, "loads": None}
 
     @property
     def free(self) -> dict[str, Sequence[Any]]:

@@ -24,12 +24,14 @@ def attempt(
     attainment: float,
     flag: Flag,
     is_sure_wanted: bool,
+    may_cut: bool = True,
 ) -> tuple[AnyPoint, list[Sureness]]:
     """Simulate a combination of settings until it has missed a limit for certain, or else to its end.
 
-    If wanted, also return how certain it is that the limits are met, as long as the runs are at hand.
+    If wanted, also return how certain it is that the limits are met, as long as the runs are at hand. Unless it may be cut, it
+    is simulated to its end in any case.
     """
-    rest = source, seed, repeats, limits, attainment, flag
+    rest = source, seed, repeats, limits, attainment, flag, may_cut
     found = _runs(simpler, *rest) if (simpler := _lean(arm, source)) is not arm else None
     if found is None or found.was_anyone_preempted:
         found = _runs(arm, *rest)
@@ -55,10 +57,17 @@ class _Tried(NamedTuple):
 
 
 def _runs(
-    arm: Arm, source: Source, seed: int, repeats: int, limits: list[Condition], attainment: float, flag: Flag
+    arm: Arm,
+    source: Source,
+    seed: int,
+    repeats: int,
+    limits: list[Condition],
+    attainment: float,
+    flag: Flag,
+    may_cut: bool,
 ) -> _Tried:
-    has_window = arm.settings.load.has_window  # then it is not known before the end how many values count
-    cutoff = None if has_window else Cutoff(limits, source(arm.settings.shape), attainment, repeats=repeats)
+    may_cut &= not arm.settings.load.has_window  # then it is not known before the end how many values count
+    cutoff = Cutoff(limits, source(arm.settings.shape), attainment, repeats=repeats) if may_cut else None
     try:
         runs = simulate_runs(arm, source, seed, repeats, flag, cutoff)
     except DecidedError as decided:

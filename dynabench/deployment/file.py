@@ -129,10 +129,13 @@ def as_plain(deployment: Deployment) -> dict[str, Any]:
 
 
 def as_changed(deployment: Deployment) -> dict[str, Any]:
-    """Return the same without what `from_plain` takes as its default, whether the deployment is simulated or measured."""
+    """Return the same without what `from_plain` takes as its default, whether the deployment is simulated or measured.
+
+    What everybody wants to know stays: the router mode, and what `SAID_OF_POOLS` names.
+    """
     kinds, blank = sections(Deployment), Deployment()
     plain = {name: getattr(deployment, name) for name in ("name", *own(Deployment))}
-    found = {name: value for name, value in plain.items() if value != getattr(blank, name)}
+    found = {name: value for name, value in plain.items() if name == "router_mode" or value != getattr(blank, name)}
     for name in kinds:
         if (held := getattr(deployment, name)) is not None:
             defaults = [_plain(kind()) for kind in (kinds[name], MEASURED.get(name, kinds[name]))]

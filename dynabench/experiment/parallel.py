@@ -1,14 +1,13 @@
 """Run many independent simulations at once: on the cores of this machine, or on a Ray or Dask cluster."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from dynabench.experiment.settings import Backend
 from dynabench.interrupt import Call as Call
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from foundation.errors import UserError
 from foundation.processes import num_cores
-
-Backend = Literal["local", "ray", "dask"]
 
 
 def in_parallel(
@@ -40,16 +39,26 @@ def in_parallel(
         raise UserError(f"the address {address} needs a kind of cluster; name it with --backend ray or --backend dask")
     interrupt.shares.begin(len(calls))
     with noted():  # only calls are torn apart, not what is done with results
-        if backend == "local" and min(jobs or num_cores(), len(calls)) <= 1:
+        num_processes = min(jobs or num_cores(), len(calls))
+        if backend == "local" and num_processes <= 1:
             yield from _in_turn(calls, interrupt)
             return
         from dynabench.experiment.processes import in_forks, on_cluster, succeeded  # slow to load
 
         if backend == "local":
-            ended = in_forks(calls, min(jobs or num_cores(), len(calls)), interrupt)
+            ended = in_forks(calls, num_processes, interrupt)
         else:
             ended = on_cluster(calls, jobs, interrupt, backend, address)
         yield from succeeded(ended, interrupt)
+
+
+def num_at_once(jobs: int, backend: Backend, address: str | None) -> int:
+    """Return how many calls run at once."""
+    if jobs or backend == "local":
+        return jobs or num_cores()
+    from dynabench.experiment.clusters import cluster_of  # slow to load
+
+    return cluster_of(backend, address, jobs).num_cores
 
 
 def _in_turn(calls: Sequence[Call], interrupt: Interrupt) -> Iterator[tuple[int, Any]]:

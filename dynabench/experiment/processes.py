@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import platform
 import signal
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -10,11 +11,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from multiprocessing import get_context
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from dynabench.experiment.clusters import Kind, cluster_of, host_named
 from dynabench.interrupt import ASKING, Call, Flag, Interrupt, InterruptError, held_back
 from foundation.errors import UserError
-from foundation.extras import install
 from foundation.processes import end_with_parent
 
 
@@ -78,41 +79,15 @@ def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) ->
 
 
 def on_cluster(
-    calls: Sequence[Call], jobs: int, interrupt: Interrupt, kind: Literal["ray", "dask"], address: str | None
+    calls: Sequence[Call], jobs: int, interrupt: Interrupt, kind: Kind, address: str | None
 ) -> Generator[Ended, None, None]:
     """Carry out calls on a Ray or Dask cluster."""
-    with _cluster(kind, jobs or -1, address):
-        import joblib
-
-        results = joblib.Parallel(n_jobs=jobs or -1, return_as="generator_unordered", batch_size=1)(
-            joblib.delayed(_carry_out)(function, args, interrupt.flag._replace(place=place))
-            for place, (function, args) in enumerate(calls)
-        )
-        with closing(results):
-            yield from results
-
-
-def _cluster(kind: Literal["ray", "dask"], jobs: int, address: str | None) -> Any:
-    """Return a context in which joblib uses a cluster."""
-    try:
-        import joblib
-
-        if kind == "ray":
-            import ray
-            from ray.util.joblib import register_ray
-
-            ray.init(address=address, log_to_driver=False)
-            register_ray()
-        else:
-            from distributed import Client
-
-            start: Any = Client
-            start(address) if address else start()
-    except ImportError as error:
-        raise UserError(f"--backend {kind} needs a package that is not installed; run {install(kind)}") from error
-    except (OSError, ConnectionError, RuntimeError) as error:
-        raise UserError(f"the {kind} cluster at {address or 'a local address'} does not respond: {error}") from error
-    return joblib.parallel_config(kind, n_jobs=jobs)
+    cluster = cluster_of(kind, address, jobs)
+    flagged = [
+        (_carry_out_there, (interrupt.flag._replace(place=place), call, *args))
+        for place, (call, args) in enumerate(calls)
+    ]
+    yield from cluster.results(flagged, jobs or cluster.num_cores)
 
 
 def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> Ended:
@@ -129,3 +104,16 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> E
         flag.raise_()  # immediately, before this process gets another call
         error.add_note(traceback.format_exc())  # the traceback is not sent automatically
         return Ended(flag.place, Failure(error))
+
+
+def _carry_out_there(flag: Flag, call: Callable[..., Any], *args: Any) -> Ended:
+    """Carry out a call on a host of a cluster; its arguments stand alone, so that the cluster fills in what was sent once."""
+    ended = _carry_out(call, args, flag)
+    if not isinstance(ended.result, Failure):
+        return ended
+    error = ended.result.error
+    if not isinstance(error, UserError):
+        host_named(error)
+    elif platform.node() != flag.host:
+        return ended._replace(result=Failure(UserError(f"{error} (on {platform.node()}, a host of the cluster)")))
+    return ended

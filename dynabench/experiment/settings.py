@@ -12,6 +12,7 @@ from reports.figures.slo import parse_slo, preset
 from reports.summary import SMALLEST
 from serving.router import Mode
 
+Backend = Literal["local", "ray", "dask"]
 Attainment = Annotated[float, Meta(gt=0, le=1)]
 ATTAINMENT = 0.99
 """The share of the requests that must be within the limits of each request, unless another is given."""
@@ -106,7 +107,7 @@ class SweepConfig:
     attainment: Attainment = ATTAINMENT
     """Share of the requests that must be within the limits of each request."""
 
-    backend: Literal["local", "ray", "dask"] = "local"
+    backend: Backend = "local"
     """Where to simulate: the cores of this machine, or a Ray or Dask cluster (pip install ray, or distributed)."""
 
     cluster: str | None = None

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dynabench.experiment.settings import ExperimentConfig
@@ -35,13 +36,40 @@ _read = functools.lru_cache(maxsize=2)(read_workload)
 """Reads a workload once, however many shapes of it are wanted; forks have what was read before."""
 
 
-def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> Source:
-    """Return a function that returns the experiment's workload in a given shape."""
-    return functools.partial(
-        load_workload,
-        files,
-        experiment.trace_block_size,
-        seed=experiment.seed,
-        format=experiment.format,
-        columns=experiment.columns,
-    )
+@dataclass(frozen=True)
+class WorkloadFiles:
+    """The source of a workload in files."""
+
+    files: tuple[Path, ...]
+    trace_block_size: int | None
+    seed: int
+    format: str | None
+    columns: str | None
+
+    def __call__(self, config: ShapeConfig) -> Workload:
+        """Return the workload in a given shape."""
+        return load_workload(self.files, self.trace_block_size, config, self.seed, self.format, self.columns)
+
+    def read(self) -> "ReadWorkload":
+        """Return the same source without the files."""
+        return ReadWorkload(_read(self.files, self.trace_block_size, self.format, self.columns), self.seed)
+
+
+@dataclass
+class ReadWorkload:
+    """A workload that was read, for processes that do not have its files."""
+
+    workload: Workload
+    seed: int
+    _shaped: dict[ShapeConfig, Workload] = field(default_factory=dict, repr=False)
+
+    def __call__(self, config: ShapeConfig) -> Workload:
+        """Return the workload in a given shape."""
+        if config not in self._shaped:
+            self._shaped = {config: shape(self.workload, config, seed=self.seed)}
+        return self._shaped[config]
+
+
+def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> WorkloadFiles:
+    """Return what returns the experiment's workload in a given shape."""
+    return WorkloadFiles(files, experiment.trace_block_size, experiment.seed, experiment.format, experiment.columns)

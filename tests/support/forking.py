@@ -19,7 +19,6 @@ from tests.support import warm
 
 IMPORTED = [
     "dynabench.cli.app",
-    "joblib",
     "numpy",
     "pandas",
     "pyarrow.pandas_compat",
