@@ -5,8 +5,8 @@ import pytest
 
 from workloads import Request, Workload, WorkloadError
 from workloads.describe import describe_workload
-from workloads.workload import select
 from workloads.shape import ShapeConfig, scale_lengths, shape
+from workloads.workload import select
 
 
 def test_shaping_cuts_scales_caps_and_starts_at_zero():
