@@ -15,7 +15,7 @@ from mocker.timing.config import TimingConfig
 from reports import folder
 from reports.figures.slo import parse_slo
 from reports.summarize import summarize
-from serving.model.context import refusal
+from serving.model import context as model_context
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate_pool
 from workloads import Request, Workload, WorkloadError
@@ -208,5 +208,5 @@ def test_a_plan_says_which_requests_no_number_of_gpus_can_serve(tmp_path):
 def test_a_workload_is_refused_as_each_of_its_requests_is(context):
     lengths = [(isl, osl) for isl in (1, 2, 99, 100, 101) for osl in (1, 2, 99, 100, 101)]
     workload = Workload("w", 512, [Request(0.0, isl, osl, (number,)) for number, (isl, osl) in enumerate(lengths)])
-    wanted = [context is None or refusal(context, isl, osl) is None for isl, osl in lengths]
+    wanted = [context is None or model_context.refusal(context, isl, osl) is None for isl, osl in lengths]
     assert are_answered(workload, context).tolist() == wanted
