@@ -3,7 +3,7 @@
     python benchmarks/million.py [--requests 1000000] [--workers 64] [--mode kv] [--osl 64] [--charts]
 
 The workload is written to a file first. `dynabench simulate` then reads it, simulates it, computes statistics and writes its
-results folder, in a process of its own. Prompts have about 2,000 tokens on average and share their beginning with others; the
+results folder, in a process of its own. Prompts have about 3,000 tokens on average and share their beginning with others; the
 rate is about one request a second for each worker.
 """
 

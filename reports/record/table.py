@@ -14,7 +14,7 @@ from reports.record.records import COLUMNS, MAX_S, Column, Record, Requests
 if TYPE_CHECKING:
     import pyarrow as pa
 
-ROWS = 1 << 16
+ROWS = 1 << 15
 """Rows that are copied at a time on their way into a table."""
 OFTEN_EQUAL = {
     "sent_s": "intended_s", "first_token_s": "first_byte_s", "done_s": "last_token_s", "planned_isl": "isl", "planned_osl": "osl",

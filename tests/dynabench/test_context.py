@@ -6,7 +6,7 @@ import pytest
 
 from dynabench.arm import Arm, Run, Settings
 from dynabench.capacity.floors import floor_of
-from dynabench.deployment.engines import answered, check_fits, engines_of
+from dynabench.deployment.engines import answered, are_answered, check_fits, engines_of
 from dynabench.experiment.bounds import bounds_of
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
@@ -15,6 +15,7 @@ from mocker.timing.config import TimingConfig
 from reports import folder
 from reports.figures.slo import parse_slo
 from reports.summarize import summarize
+from serving.model import context as model_context
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate_pool
 from workloads import Request, Workload, WorkloadError
@@ -201,3 +202,11 @@ def test_a_plan_says_which_requests_no_number_of_gpus_can_serve(tmp_path):
     flags = ("--model", LLAMA.model, "--gpu", "h100", "--tensor-parallel-size", 1, "--max-num-batched-tokens", 2048)
     done = dynabench("plan", trace, *flags, "--slo", "ttft.p50 <= 9s", "--max-gpus", 2, "--out", tmp_path / "x")
     assert "1 of 2 requests do not fit the context of 4,096 tokens" in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("context", [1, 2, 100, None])
+def test_a_workload_is_refused_as_each_of_its_requests_is(context):
+    lengths = [(isl, osl) for isl in (1, 2, 99, 100, 101) for osl in (1, 2, 99, 100, 101)]
+    workload = Workload("w", 512, [Request(0.0, isl, osl, (number,)) for number, (isl, osl) in enumerate(lengths)])
+    wanted = [context is None or model_context.refusal(context, isl, osl) is None for isl, osl in lengths]
+    assert are_answered(workload, context).tolist() == wanted

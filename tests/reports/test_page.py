@@ -9,7 +9,7 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-import matplotlib as mpl
+from matplotlib import image as mpl_image
 import pytest
 from msgspec import structs
 
@@ -390,7 +390,7 @@ def test_the_pointer_on_a_map_shows_what_a_worker_did_then(opened):
 def test_a_wide_chart_on_a_phone_has_a_shadow_where_there_is_more_of_it(opened):
     def is_shaded(picture, side):
         """Tell whether the paper at an edge is darker than paper is."""
-        pixels = mpl.image.imread(io.BytesIO(picture.screenshot()))[2:-2, :, :3]
+        pixels = mpl_image.imread(io.BytesIO(picture.screenshot()))[2:-2, :, :3]
         return bool((pixels[:, {"left": 1, "right": -3}[side]] < 1).all())
 
     with opened("seven", 390) as page:

@@ -31,7 +31,7 @@ class Kv(Policy):
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above, in blocks."""
         size = asked.block_size
-        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
+        tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
         return self._weight / size * tokens + _decode_blocks(asked, books)
 
 
@@ -80,8 +80,8 @@ class DynamoKv(Policy):
         """Score by the formula above, in blocks."""
         queue: Cost = books.prefill_tokens / asked.block_size
         total = asked.num_prompt_blocks
-        keep = 1 / (1 + self._decay * (queue - self._least) / total) if self._decay else 1.0
-        credit = self._credit * keep * cached.on_gpu + (cached.matched - cached.on_gpu)
+        keep: Cost = 1 / (1 + self._decay * (queue - self._least) / total) if self._decay else 1.0
+        credit: Cost = self._credit * keep * cached.on_gpu + (cached.matched - cached.on_gpu)
         return self._scale * at_least(queue + total - credit, 0.0) + _decode_blocks(asked, books)
 
 

@@ -41,8 +41,8 @@ class Predicting(Policy):
         decoding: Cost = books.num_decoding
         tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
         steps = at_least(-(-tokens // at_least(self._budget - decoding, 1)), 1)
-        each = self._base + self._sequence * decoding + self._context * books.context_tokens
-        ttft = self._token * tokens + steps * each
+        each: Cost = self._base + self._sequence * decoding + self._context * books.context_tokens
+        ttft: Cost = self._token * tokens + steps * each
         return ttft if cached.beyond_gpu is None else ttft + size * cached.beyond_gpu.times(self._fetch)
 
 
@@ -77,9 +77,9 @@ class Marginal(Predicting):
         of them one rank has cached.
         """
         length, blocks = asked.prompt.num_tokens, asked.prompt.blocks
-        miss = length - cached.matched * asked.block_size
+        miss: Cost = length - cached.matched * asked.block_size
         equal = self._token * length + self._base * -(-length // self._budget)
-        cost = self.ttft(asked, books, cached) + self._interference * self._token * miss * books.num_decoding
+        cost: Cost = self.ttft(asked, books, cached) + self._interference * self._token * miss * books.num_decoding
         cost += self._out * (self._context * books.prompt_tokens + self._sequence * books.num_requests)
         cost += equal * books.num_equal(blocks, length)
         return cost

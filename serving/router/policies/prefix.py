@@ -21,7 +21,7 @@ class Lmetric(Policy):
 
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
-        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
+        tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
         return tokens * (books.num_requests + 1)
 
 
@@ -48,7 +48,7 @@ class Llumnix(Policy):
 
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """The second term only breaks ties of the first, which is whole."""
-        tokens = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
+        tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
         return tokens + books.num_requests * 1e-6
 
 
