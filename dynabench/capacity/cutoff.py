@@ -6,6 +6,7 @@ the values so far add up to more than n times the limit. This bound is exact: no
 A run that is not decided by half of its requests is near its limits. It is not cut, because its figures say how near.
 """
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
@@ -47,7 +48,7 @@ class Cutoff:
 
     def _begin(self, cluster: Cluster | None) -> None:
         self._cluster, self._due = cluster, 1
-        self._rows_seen: dict[int, int] = {}
+        self._rows_seen: dict[int, tuple[array[float], int]] = {}
         self._gaps_so_far = {str(limit): (0, 0.0) for limit in self._of_gaps}
 
     def __call__(self, cluster: Cluster) -> None:
@@ -103,10 +104,12 @@ class Cutoff:
     def _count_gaps(self, cluster: Cluster) -> None:
         """Count the gaps between tokens that were logged since the last check."""
         for rank, engine in zip(cluster.ranks, cluster.engines, strict=True) if self._of_gaps else ():
-            rows, seen = rank.engine.log.rows, self._rows_seen.get(rank.number, 0)
+            rows = rank.engine.log.rows
+            of, seen = self._rows_seen.get(rank.number, (rows, 0))
+            seen = seen if of is rows else 0  # rows that went into bins meanwhile do not count here
             end = len(rows) - 5  # the last row may still grow
             if end > seen:
-                self._rows_seen[rank.number] = end
+                self._rows_seen[rank.number] = rows, end
                 self._add_gaps(np.array(rows[seen:end]).reshape(-1, 5), engine)
 
     def _add_gaps(self, rows: Floats, engine: SimulatedEngine) -> None:

@@ -9,8 +9,8 @@ from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
 
-from matplotlib import image as mpl_image
 import pytest
+from matplotlib import image as mpl_image
 from msgspec import structs
 
 from dynabench.arm import Settings, runs_of
