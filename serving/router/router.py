@@ -82,6 +82,7 @@ class Router:
         self._busy: set[int] = set()
         self._max_queue_depth = config.max_queue_depth
         self._capacities: dict[int, RankCapacity] = {}  # of ranks that report what they run, if there is a limit
+        self._full: set[int] = set()  # those of them that are full
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
         self._may_know = not (self._temperature or self._tolerance) and _is_known_without_costs(type(self.policy))
@@ -117,6 +118,7 @@ class Router:
         self._booked = {id: booking for id, booking in self._booked.items() if booking[0] != slot}
         self._busy.discard(slot)
         self._capacities.pop(slot, None)
+        self._full.discard(slot)
         if self._caches is not None:
             self._caches.drop(slot)
         self._polled.pop(slot, None)
@@ -141,6 +143,7 @@ class Router:
         if max_num_seqs and self._max_queue_depth is not None:
             capacity = self._capacities.setdefault(slot, RankCapacity())
             capacity.on_report(num_running, num_waiting, max_num_seqs, kv_usage=kv_usage, now=now)
+            self._note_full(slot)
 
     def pick(
         self,
@@ -195,16 +198,20 @@ class Router:
                 raise AllBusyError("all workers are busy")
         if avoid:
             slots = [slot for slot in slots if slot not in avoid] or slots
-        if self._capacities:
-            roomy = [slot for slot in slots if not self._is_full(slot)]
+        if self._full:
+            roomy = [slot for slot in slots if slot not in self._full]
             if not roomy and is_refusable:
                 raise AllFullError("all workers are full")
             slots = roomy or slots
         return slots
 
-    def _is_full(self, slot: int) -> bool:
+    def _note_full(self, slot: int) -> None:
+        """Note whether a rank is full now; only one that reports what it runs can be."""
         capacity, depth = self._capacities.get(slot), self._max_queue_depth
-        return capacity is not None and depth is not None and capacity.is_full(self._books[slot].num_requests, depth)
+        if capacity is not None and depth is not None and capacity.is_full(self._books[slot].num_requests, depth):
+            self._full.add(slot)
+        else:
+            self._full.discard(slot)
 
     @property
     def may_hold(self) -> bool:
@@ -385,6 +392,8 @@ class Router:
             if self._board is not None:
                 self._board.note(slot)
         self._booked[request_id] = (slot, prompt, prefill_tokens)
+        if self._capacities:
+            self._note_full(slot)
 
     def _as_held(self, request_id: Hashable, prompt: Prompt) -> Prompt:
         """Return the blocks that a request holds at a rank of its stage: none that last, or only blocks of its own."""
@@ -431,6 +440,8 @@ class Router:
             self._books[slot].num_requests -= 1
             if self._board is not None:
                 self._board.note(slot)
+        if self._capacities:
+            self._note_full(slot)
 
     @property
     def is_oracle(self) -> bool:
