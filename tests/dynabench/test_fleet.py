@@ -201,8 +201,8 @@ def test_an_answer_that_went_on_and_has_become_too_long_for_a_step_fails_alone(i
     engine = replace(world.pools[-1].mocker, enable_chunked_prefill=False, max_num_batched_tokens=170, max_num_seqs=8)
     pools = (*world.pools[:-1], replace(world.pools[-1], mocker=engine))
     fleet = FleetConfig(events=f"at 1s: kill worker {int(is_apart)}", startup_s=5.0)
-    requests = workload((0.0, 96, 100), (0.01, 96, 100))
-    requests.requests.append(Request(0.0, 96, 2, tuple(range(6)), after=(0,)))
+    alone = workload((0.0, 96, 100), (0.01, 96, 100))
+    requests = replace(alone, requests=[*alone.requests, Request(0.0, 96, 2, tuple(range(6)), after=(0,))])
     made, record = simulated(replace(world, pools=pools, fleet=fleet), requests)
     [error, *others] = record.requests.error.tolist()
     assert "without chunked prefill it must be at most max_num_batched_tokens (170)" in error

@@ -25,7 +25,7 @@ class Kv(Policy):
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
         self.tier_weights = config.hit_weights
-        self._weight = config.kv_overlap_score_weight
+        self._weight: Cost = config.kv_overlap_score_weight
         self.needs_overlap = config.kv_overlap_score_weight > 0
 
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
@@ -65,10 +65,10 @@ class DynamoKv(Policy):
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
         self.tier_weights = config.hit_weights
-        self._scale = config.prefill_load_scale
-        self._credit = config.overlap_score_credit
-        self._decay = config.overlap_score_credit_decay
-        self._least = 0.0  # min Q / B
+        self._scale: Cost = config.prefill_load_scale
+        self._credit: Cost = config.overlap_score_credit
+        self._decay: Cost = config.overlap_score_credit_decay
+        self._least: Cost = 0.0  # min Q / B
 
     def costs(self, candidates: Candidates) -> Sequence[float]:
         """The queue of a rank counts as what it has more than the shortest."""

@@ -30,9 +30,14 @@ class Predicting(Policy):
     def __init__(self, config: RouterConfig, rng: random.Random) -> None:
         super().__init__(config, rng)
         costs = config.step_costs
-        self._interference = self.usual_interference if config.interference is None else config.interference
-        self._out = self.usual_osl if config.expected_osl is None else config.expected_osl
-        self._base, self._token, self._sequence, self._context, self._budget = costs
+        # Numbers; to compiled code, a number times a column would be a number again.
+        self._interference: Cost = self.usual_interference if config.interference is None else config.interference
+        self._out: Cost = self.usual_osl if config.expected_osl is None else config.expected_osl
+        self._base: Cost = costs.base_s
+        self._token: Cost = costs.prefill_token_s
+        self._sequence: Cost = costs.decode_sequence_s
+        self._context: Cost = costs.context_token_s
+        self._budget: Cost = costs.budget_tokens
         self._fetch = config.fetch_costs
 
     def ttft(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
