@@ -29,7 +29,7 @@ SETUP = """
 import sys
 from mypyc.build import mypycify
 from setuptools import setup
-setup(name="cores", packages=[], ext_modules=mypycify(["--ignore-missing-imports", *sys.argv.pop().split(",")], opt_level="3"))
+setup(name="cores", packages=[], ext_modules=mypycify(["--ignore-missing-imports", "--follow-imports=silent", *sys.argv.pop().split(",")], opt_level="3"))
 """
 
 
@@ -37,8 +37,8 @@ class CompileHook(BuildHookInterface[Any]):
     """Adds compiled modules beside the Python ones."""
 
     def dependencies(self) -> list[str]:
-        """Ask for the compiler, and what types the settings, only where they are used."""
-        return ["msgspec>=0.20", "mypy>=1.14", "setuptools"] if _is_asked_for() else []
+        """Ask for the compiler, and for what types settings and columns, only where they are used."""
+        return ["msgspec>=0.20", "mypy>=1.14", "numpy>=2", "setuptools"] if _is_asked_for() else []
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compile into a temporary folder and include what came out."""
