@@ -122,12 +122,12 @@ class RequestColumns(Sequence[Request]):
     def _rows(self, rows: slice) -> Iterator[Request]:
         starts = self.starts[rows.start : rows.stop + 1]
         ids, ends = self.ids[starts[0] : starts[-1]].tolist(), (starts - starts[0]).tolist()
-        columns = (self.arrival_s, self.input_length, self.output_length)
+        columns, rare = (self.arrival_s, self.input_length, self.output_length), RARE if self.more else ()
         made = map(
             Request,
             *(column[rows].tolist() for column in columns),
             [tuple(ids[start:stop]) for start, stop in pairwise(ends)],
-            *(self.values(name)[rows] for name in (RARE if self.more else ())),
+            *(self.more[name][rows] if name in self.more else [RARE[name]] * len(ends[1:]) for name in rare),
         )
         yield from made
 

@@ -79,7 +79,7 @@ class Points:
         Raises:
             InterruptError: the user interrupted it; what was saved counts.
         """
-        todo = [arm for arm in arms if not self.is_known(arm)]
+        todo = [arm for arm in arms if not self._is_enough(self._store.known(arm), may_cut=may_cut)]
         calls = [(attempt, (arm, *self._rest, arm.changes.get("load", 1.0) == self._planned, may_cut)) for arm in todo]
         started = time.monotonic()
         for place, (point, sure) in self._each(calls):
@@ -87,6 +87,11 @@ class Points:
             self._simulated.add(key := key_of(todo[place]))
             self._sure[key] = sure
         self._spent_s += time.monotonic() - started
+
+    @staticmethod
+    def _is_enough(point: AnyPoint | None, *, may_cut: bool) -> bool:
+        """Return whether what is known of an arm is what was asked for."""
+        return point is not None and (may_cut or not isinstance(point, Cut))
 
     def whole(self, arm: Arm) -> AnyPoint:
         """Return the result of an arm that was asked for, simulated to its end if it was cut.

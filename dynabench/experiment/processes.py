@@ -3,15 +3,18 @@
 import gc
 import itertools
 import os
+import pickle
 import platform
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from multiprocessing import get_context
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
 
 from dynabench.experiment.clusters import Kind, cluster_of, host_named
 from dynabench.interrupt import ASKING, Call, Flag, Interrupt, InterruptError, held_back
@@ -52,7 +55,7 @@ def succeeded(results: Generator[Ended, None, None], interrupt: Interrupt) -> It
 
 def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) -> Generator[Ended, None, None]:
     """Carry out calls in forks of this process, which have its modules and workloads from the start."""
-    pool = ProcessPoolExecutor(num_processes, get_context("fork"), end_with_parent, (os.getpid(),))
+    pool = ProcessPoolExecutor(num_processes, get_context("fork"), _begin, (os.getpid(),))
     waiting = iter(enumerate(calls))
 
     def begin(count: int) -> set[Future[Ended]]:
@@ -61,14 +64,17 @@ def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) ->
             for place, (call, args) in itertools.islice(waiting, count)
         }
 
+    running: set[Future[Ended]] = set()
     gc.freeze()  # so that forks need not copy what they never change
-    with held_back():  # all processes start with the first call
-        running = begin(num_processes)
     try:
+        with held_back():  # all processes start with the first call
+            running = begin(num_processes)
         while running:
             ended, running = wait(running, return_when=FIRST_COMPLETED)
             running |= begin(len(ended))
             yield from (future.result() for future in ended)
+    except OSError as error:
+        raise UserError(f"no process can be started for simulations ({error}); use --jobs 1") from error
     except BrokenProcessPool as error:  # its message does not say what would help
         raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
     finally:
@@ -103,7 +109,33 @@ def _carry_out(call: Callable[..., Any], args: tuple[Any, ...], flag: Flag) -> E
     except Exception as error:
         flag.raise_()  # immediately, before this process gets another call
         error.add_note(traceback.format_exc())  # the traceback is not sent automatically
-        return Ended(flag.place, Failure(error))
+        return Ended(flag.place, Failure(_sendable(error)))
+
+
+def _begin(parent: int) -> None:
+    """Begin as a fork: end with the parent, and write to streams of our own.
+
+    A thread of the parent may have been writing at the fork. Nobody releases its lock here, and a process that ends
+    flushes its streams.
+    """
+    end_with_parent(parent)
+    sys.stdout, sys.stderr = _stream(1), _stream(2)
+
+
+def _stream(number: int) -> TextIO:
+    try:
+        return open(number, "w", buffering=1, closefd=False)
+    except OSError:  # it is closed, so nobody reads it
+        return Path(os.devnull).open("w")
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an exception, or what it says if it does not survive the way to another process."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 (our own)
+    except Exception:
+        return RuntimeError("".join(traceback.format_exception(error)))
+    return error
 
 
 def _carry_out_there(flag: Flag, call: Callable[..., Any], *args: Any) -> Ended:

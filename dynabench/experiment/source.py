@@ -52,7 +52,8 @@ class WorkloadFiles:
 
     def read(self) -> "ReadWorkload":
         """Return the same source without the files."""
-        return ReadWorkload(_read(self.files, self.trace_block_size, self.format, self.columns), self.seed)
+        size = self.trace_block_size
+        return ReadWorkload(_read(self.files, format=self.format, columns=self.columns, block_size=size), self.seed)
 
 
 @dataclass

@@ -127,6 +127,8 @@ class Candidates:
         """Return the cost of each rank, by a formula that needs to know nothing of the others."""
         if self._columns is not None:
             costs = cost(self, self._columns, self._cached_columns(self._columns))
+            if isinstance(costs, (int, float)):  # the same for all
+                return [costs] * len(self)
             column: Sequence[float] = costs if costs.base is None else costs.copy()  # the books themselves change
             return column
         if not (self._on_gpu or self._beyond):

@@ -146,3 +146,19 @@ class Last(RoundRobin):
         for slot in range(4):
             router.add_rank(slot)
         assert router.pick("r", Prompt(8, PromptBlocks.of(("a", "b"))), 0.0).slot == 3
+
+
+def test_a_cost_may_be_the_same_for_all(tmp_path):
+    (tmp_path / "longest.py").write_text("""
+from serving.router import Policy
+
+class Longest(Policy):
+    description = "most is cached there"
+
+    def cost(self, asked, books, cached):
+        return -cached.matched
+""")
+    for router in routers(str(tmp_path / "longest.py")):
+        for slot in range(3):
+            router.add_rank(slot)
+        assert list(router.pick("r", Prompt(8, PromptBlocks.of(("a", "b"))), 0.0).costs) == [0, 0, 0]

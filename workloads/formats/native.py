@@ -118,7 +118,7 @@ def _plain(block: bytes, block_size: int, last: float) -> "RequestColumns | None
         part = RequestColumns.of(msgspec.json.Decoder(Request).decode_lines(block))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    if part.more or not len(part):
+    if part.more or not len(part) or len(part) != sum(bool(line.strip()) for line in block.split(b"\n")):
         return None
     times, lengths = part.arrival_s, (part.input_length, part.output_length)
     is_in_range = all(

@@ -39,8 +39,10 @@ def cut_prompt(body: bytes | bytearray) -> LongPrompt | None:
     place = msgspec.json.encode(PLACE)
     if not name < start < end or end - start < LONG_BYTES or body[name + len(NAME) : start].strip():
         return None
-    rest = bytes(body[:start]) + place + bytes(body[end:])
+    before, after = bytes(body[:start]), bytes(body[end:])
+    if NAME in after or place.strip(b"[]") in before + after:
+        return None  # whose prompt it is, or where it goes, takes a closer look
     try:
-        return LongPrompt(_decode_ids(memoryview(body)[start:end]), rest) if rest.count(place) == 1 else None
+        return LongPrompt(_decode_ids(memoryview(body)[start:end]), before + place + after)
     except msgspec.MsgspecError:
         return None
