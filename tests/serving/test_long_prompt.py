@@ -43,8 +43,14 @@ def test_a_body_that_needs_a_closer_look_stays_whole(whole):
 
 
 def test_ids_of_another_field_or_of_a_field_that_comes_twice_do_not_become_the_prompt():
-    for whole in (body(other={"prompt": IDS}, prompt="text"), body(prompt=IDS)[:-1] + b', "prompt": "text"}'):
-        cut = cut_prompt(whole)
-        assert not cut.put_back(parse_request(cut.rest, CompletionRequest))
+    spaced = b', "prompt" : [ 4294967295 ]}'
+    for whole in (
+        body(other={"prompt": IDS}, prompt="text"),
+        body(prompt=IDS)[:-1] + b', "prompt":"text"}',
+        body(prompt=IDS)[:-1] + spaced,
+    ):
+        assert cut_prompt(whole) is None
+    cut = cut_prompt(body(prompt=IDS)[:-1] + b', "prompt" : "text"}')
+    assert not cut.put_back(parse_request(cut.rest, CompletionRequest))
     with pytest.raises(ApiError):
         parse_request(cut_prompt(body(max_tokens=-1, prompt=IDS)).rest, CompletionRequest)
