@@ -165,7 +165,7 @@ class _Sent:
         self._known: dict[WorkloadFiles, Any] = {}
 
     def instead_of(self, args: tuple[Any, ...]) -> list[Any]:
-        """Return arguments with what was sent in the place of workload files.
+        """Return arguments in which each workload file is replaced by what was sent.
 
         Ray and Dask replace it where the call begins, but only among the arguments themselves.
         """

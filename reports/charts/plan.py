@@ -17,7 +17,7 @@ MOST = 16
 """Layouts that are drawn."""
 ROW = 24
 WIDEST = 44
-"""Cells of the names of layouts, which stand beside a wide chart and differ in many settings."""
+"""Width of the names of layouts, in characters. They stand beside a wide chart and differ in many settings."""
 MOST_SHOWN = 200.0
 """Intervals are drawn up to twice their limit (%): failed requests make them infinite."""
 
