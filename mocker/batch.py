@@ -1,8 +1,10 @@
 """The work of an iteration."""
 
+from typing import Final
+
 from mocker.sequence import Sequence
 
-NOBODY: list[Sequence] = []  # shared, never changed
+NOBODY: Final[list[Sequence]] = []  # shared, never changed
 
 
 class Batch:

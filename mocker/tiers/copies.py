@@ -1,5 +1,7 @@
 """Copies of KV between a GPU and host memory."""
 
+from typing import Final
+
 from mocker.sequence import Sequence
 from mocker.tiers.ranges import Range, count
 
@@ -36,4 +38,4 @@ class Work:
         return bool(self.loads or self.stores or self.flushed)
 
 
-NO_WORK = Work()  # shared, never changed
+NO_WORK: Final = Work()  # shared, never changed

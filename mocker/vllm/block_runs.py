@@ -1,5 +1,7 @@
 """Runs of blocks that sequences hold, and watches over them."""
 
+from typing import Final
+
 from mocker.chain import BlockChain
 from mocker.sequence import Sequence
 
@@ -16,7 +18,7 @@ class BlockWatch:
         """Blocks of its chain, from the first to before the second, that were reused since this was emptied."""
 
 
-UNWATCHED: list[BlockWatch] = []  # shared, never changed
+UNWATCHED: Final[list[BlockWatch]] = []  # shared, never changed
 
 
 class BlockRun:

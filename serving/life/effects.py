@@ -4,6 +4,7 @@ An effect without fields needs none: the driver finds the rest in the flight's l
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 from serving.life.leg import Leg, Stage
 
@@ -143,7 +144,7 @@ Effect = (
 )  # fmt: skip
 Effects = tuple[Effect, ...]
 
-NOTHING: Effects = ()
+NOTHING: Final[Effects] = ()
 PLACE_PREFILL: Effects = (Place("prefill"),)
 PLACE_DECODE: Effects = (Place("decode"),)
 SEND_PREFILL: Effects = (Send("prefill"),)

@@ -9,14 +9,18 @@ Only ranks that share something with a prompt are asked one by one for how much.
 """
 
 from array import array
-from collections.abc import Hashable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any
 
 from serving.router.blocks import PromptBlocks
 from serving.router.books import RankBooks
+from serving.router.order import Order, StandingOf
 
 MANY_RANKS = 32 if __file__.endswith(".py") else 128
 """From this many ranks on, arrays are faster than one rank after another, which compiled code does faster."""
+
+FEW_RANKS = 6
+"""From this many ranks on, an order is faster than one rank after another, if the mode has one."""
 
 Column = Any
 """An array with a number for each rank; 0 stands for an array of zeros."""
@@ -25,10 +29,12 @@ Column = Any
 class Board:
     """The books of all ranks of a router that has many. The router reports each change."""
 
-    def __init__(self, books: Mapping[int, RankBooks]) -> None:
+    def __init__(self, books: Mapping[int, RankBooks], standing: StandingOf | None = None, block_size: int = 1) -> None:
+        """Copy the books; with a mode's standing, keep the ranks in order, too."""
         self.slots = sorted(books)
         self.books = [books[slot] for slot in self.slots]
-        self._places = {slot: place for place, slot in enumerate(self.slots)}
+        self.places = {slot: place for place, slot in enumerate(self.slots)}
+        self.order = None if standing is None else Order(standing, block_size, self.books)
         self._numbers = [array("q", bytes(8 * len(books))) for _ in range(6)]
         self._holders: dict[Hashable, dict[int, int]] = {}  # first block of prompts -> slot -> requests in flight there
         self._whole = Columns(self, [_array(numbers) for numbers in self._numbers])
@@ -37,11 +43,13 @@ class Board:
 
     def note(self, slot: int) -> None:
         """Copy the books of a rank that have changed."""
-        place = self._places[slot]
+        place = self.places[slot]
         book = self.books[place]
         requests, prefill, prompt, blocks, decoding, context = self._numbers
         requests[place], prefill[place], prompt[place] = book.num_requests, book.prefill_tokens, book.prompt_tokens
         blocks[place], decoding[place], context[place] = book.decode_blocks, book.num_decoding, book.context_tokens
+        if self.order is not None:
+            self.order.note(place, book)
 
     def add(self, slot: int, blocks: PromptBlocks) -> None:
         """Note a request that was booked."""
@@ -65,24 +73,26 @@ class Board:
         """Return the books of some ranks, in order of slot."""
         if len(slots) == len(self.slots):
             return self._whole
-        return self._whole.at([self._places[slot] for slot in slots])
+        return self._whole.at([self.places[slot] for slot in slots])
+
+    def holders(self, blocks: PromptBlocks) -> Collection[int]:
+        """Return the ranks where requests in flight have the first block of a prompt."""
+        return self._holders.get(blocks.ids[0], ()) if blocks.num_blocks else ()
 
     def active_blocks(self, blocks: PromptBlocks) -> dict[int, int]:
         """Return how many leading blocks of a prompt requests in flight hold, for each rank where any do."""
-        holders = self._holders.get(blocks.ids[0], ()) if blocks.num_blocks else ()
-        return {slot: self.books[self._places[slot]].num_active_blocks(blocks) for slot in holders}
+        return {slot: self.books[self.places[slot]].num_active_blocks(blocks) for slot in self.holders(blocks)}
 
     def equal_requests(self, blocks: PromptBlocks, prompt_tokens: int) -> dict[int, int]:
         """Return how many requests in flight have the same prompt, for each rank where any might."""
-        holders = self._holders.get(blocks.ids[0], ()) if blocks.num_blocks else ()
-        return {slot: self.books[self._places[slot]].num_equal(blocks, prompt_tokens) for slot in holders}
+        return {slot: self.books[self.places[slot]].num_equal(blocks, prompt_tokens) for slot in self.holders(blocks)}
 
     def spread(self, values: Mapping[int, int]) -> Column:
         """Return a column with these values, by slot, and zeros."""
         if not values:
             return 0
         numbers = array("q", bytes(8 * len(self.slots)))
-        places = self._places
+        places = self.places
         for slot, value in values.items():
             if slot in places:
                 numbers[places[slot]] = value
@@ -93,8 +103,8 @@ class Columns:
     """The books of ranks, as far as formulas read them. The arrays change with the books."""
 
     __slots__ = (
-        "_board",
         "_rows",
+        "board",
         "books",
         "context_tokens",
         "decode_blocks",
@@ -106,7 +116,7 @@ class Columns:
 
     def __init__(self, board: Board, columns: list[Column], rows: list[int] | None = None) -> None:
         self.books = board.books if rows is None else [board.books[row] for row in rows]
-        self._board = board
+        self.board = board
         self._rows = rows
         self.num_requests: Column
         self.prefill_tokens: Column
@@ -128,20 +138,20 @@ class Columns:
             self.num_requests, self.prefill_tokens, self.prompt_tokens,
             self.decode_blocks, self.num_decoding, self.context_tokens,
         )  # fmt: skip
-        return Columns(self._board, [column[rows] for column in columns], rows)
+        return Columns(self.board, [column[rows] for column in columns], rows)
 
     def spread(self, values: Mapping[int, int]) -> Column:
         """Return a column with these values, by slot, and zeros."""
-        column = self._board.spread(values)
+        column = self.board.spread(values)
         return column if self._rows is None or not values else column[self._rows]
 
     def num_active_blocks(self, blocks: PromptBlocks) -> Column:
         """Count the leading blocks of a prompt that requests in flight hold."""
-        return self.spread(self._board.active_blocks(blocks))
+        return self.spread(self.board.active_blocks(blocks))
 
     def num_equal(self, blocks: PromptBlocks, prompt_tokens: int) -> Column:
         """Count the requests in flight that have the same prompt."""
-        return self.spread(self._board.equal_requests(blocks, prompt_tokens))
+        return self.spread(self.board.equal_requests(blocks, prompt_tokens))
 
 
 def _array(numbers: "array[Any]") -> Column:

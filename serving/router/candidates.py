@@ -1,7 +1,8 @@
 """What a policy sees when it scores: the request, and each rank's books, prefix overlap and state."""
 
+import random
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from serving.router.blocks import PromptBlocks
 from serving.router.board import Columns
@@ -55,6 +56,9 @@ Cost = Any
 """A number, or a column of them."""
 
 UNCACHED = Cached(0, 0)
+
+MOST_NEAR: Final = 24
+"""More ranks that have something of a prompt are better scored with all others, in arrays."""
 
 
 class Candidates:
@@ -135,6 +139,26 @@ class Candidates:
             return [cost(self, book, UNCACHED) for book in self._books]
         cached = self.cached
         return [cost(self, book, cached(slot)) for slot, book in zip(self.slots, self._books, strict=True)]
+
+    def cheapest(self, cost: "Callable[[Candidates, Books, Cached], Cost]", rng: random.Random) -> int | None:
+        """Return the index of the cheapest rank, if a look at few is enough: the mode has a standing, and few ranks are near.
+
+        Near are those that have something of the prompt, cached or in flight.
+        """
+        columns = self._columns
+        if columns is None or not columns.is_whole or (order := columns.board.order) is None:
+            return None
+        board, on_gpu, beyond = columns.board, self._on_gpu, self._beyond or {}
+        holders = board.holders(self.prompt.blocks)
+        if len(on_gpu) + len(beyond) + len(holders) > MOST_NEAR:
+            return None
+        places, books = board.places, self._books
+        near = {
+            places[slot]: cost(self, books[places[slot]], self.cached(slot))
+            for slot in {*on_gpu, *beyond, *holders}
+            if slot in places
+        }
+        return order.cheapest(near, lambda place: cost(self, books[place], self.cached(self.slots[place])), rng)
 
     def cached(self, slot: int) -> Cached:
         """Return what a rank has of the prompt."""

@@ -16,10 +16,10 @@ A decode rank receives most prompts already computed. A prompt is local if the r
 import random
 from collections.abc import Hashable, Sequence
 from itertools import compress
-from typing import Literal
+from typing import Final, Literal
 
 from serving.router.blocks import PromptBlocks
-from serving.router.board import MANY_RANKS, Board
+from serving.router.board import FEW_RANKS, MANY_RANKS, Board
 from serving.router.books import RankBooks
 from serving.router.caches import Caches, more
 from serving.router.candidates import NO_STATE, Candidates, Prompt, RankState
@@ -31,7 +31,7 @@ from serving.router.policies.modes import Mode
 from serving.router.policies.policy import Policy, choose, within_bound
 from serving.router.tiers import BeyondGpu
 
-NOTHING_ON_GPU: dict[int, int] = {}
+NOTHING_ON_GPU: Final[dict[int, int]] = {}
 
 
 class Router:
@@ -86,6 +86,8 @@ class Router:
         self._temperature = config.router_temperature if parsed.temp is None else parsed.temp
         self._tolerance = parsed.eps / 100
         self._may_know = not (self._temperature or self._tolerance) and _is_known_without_costs(type(self.policy))
+        has_order = self._may_know and self.policy.standing(RankBooks(), block_size) is not None
+        self._standing = self.policy.standing if has_order else None
         self._block_size = block_size
         self._rng = rng
         self._books: dict[int, RankBooks] = {}
@@ -94,6 +96,7 @@ class Router:
         self._states: dict[int, RankState] = {}
         self._slots: list[int] = []
         self._many_ranks = many_ranks
+        self._enough_ranks = min(many_ranks, FEW_RANKS) if has_order else many_ranks
         self._board: Board | None = None  # if there are many ranks, from the first decision on
         self._booked: dict[Hashable, tuple[int, Prompt, int]] = {}
         self._held: dict[Hashable, tuple[float, Prompt]] = {}  # held since, in order
@@ -155,12 +158,14 @@ class Router:
         is_refusable: bool = True,
         *,
         is_local: bool = False,
+        wants_costs: bool = False,
     ) -> RoutingDecision:
         """Choose a rank for a request, or use the one it must go to (`only`), and book it there.
 
         Ranks to `avoid`, which have failed this request before, are chosen only if there is no other. A request that
         was accepted before is not refusable: it goes to a full rank if there is no other. A local request's prompt is
-        computed by its decode rank; this does not matter to routers of other stages.
+        computed by its decode rank; this does not matter to routers of other stages. The decision has the cost of every
+        candidate if it is wanted, or was needed.
 
         Raises:
             NoWorkersError: there is none.
@@ -169,7 +174,7 @@ class Router:
         """
         is_remote = self.stage == "decode" and not is_local
         candidates = self._candidates(self._eligible(only, avoid, is_refusable), prompt, now, is_remote=is_remote)
-        costs, place = self._score(candidates)
+        costs, place = self._score(candidates, wants_costs=wants_costs)
         return self._take(request_id, candidates, costs, place, now, is_remote=is_remote)
 
     def peek(self, prompt: Prompt, now: float) -> RoutingDecision:
@@ -308,10 +313,11 @@ class Router:
 
     def _board_of_many(self, num_candidates: int) -> Board | None:
         """Return the books as arrays, if that is faster; not of what was polled."""
-        if num_candidates < self._many_ranks or self._mode.stale:
+        least = self._enough_ranks if num_candidates == len(self._books) else self._many_ranks
+        if num_candidates < least or self._mode.stale:
             return None
         if self._board is None:
-            self._board = Board(self._books)
+            self._board = Board(self._books, self._standing, self._block_size)
             for slot, prompt, _ in self._booked.values() if self._has_load else ():
                 self._board.add(slot, prompt.blocks)
         return self._board
@@ -330,9 +336,9 @@ class Router:
                 found = more(found, {slot: books[slot].num_active_blocks(blocks) for slot in slots})
         return found, caches.beyond_gpu(blocks, found, slots)
 
-    def _score(self, candidates: Candidates) -> tuple[Sequence[float], int]:
+    def _score(self, candidates: Candidates, *, wants_costs: bool = False) -> tuple[Sequence[float], int]:
         """Return the cost of each candidate, none if the choice is clear without, and the index of the chosen one."""
-        if self._may_know and candidates.are_many:
+        if self._may_know and candidates.are_many and not wants_costs:
             place = self.policy.known(candidates)
             if place is not None:
                 return (), place
@@ -466,7 +472,7 @@ class Router:
 def _is_known_without_costs(kind: type[Policy]) -> bool:
     """Return whether a mode's `known` goes with its costs: a mode derived from another one may change only those."""
     for each in kind.__mro__:
-        if "known" in vars(each):
+        if "known" in vars(each) or "standing" in vars(each):
             return each is not Policy
         if "costs" in vars(each) or "cost" in vars(each):
             return False

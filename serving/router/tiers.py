@@ -12,7 +12,7 @@ nearest tier that has it:
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from serving.router.blocks import Ids, PromptBlocks, slots_of
 from serving.router.events import Medium
@@ -44,7 +44,7 @@ class BeyondGpu(NamedTuple):
         return self.host * each.host + self.disk * each.disk + self.shared * each.shared
 
 
-NOTHING = BeyondGpu(0, 0, 0)
+NOTHING: Final = BeyondGpu(0, 0, 0)
 EVERYTHING = PerTier(1.0, 1.0, 1.0)
 
 

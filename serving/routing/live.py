@@ -116,7 +116,16 @@ class LiveRouting:
         request, now = next(self._requests), asyncio.get_running_loop().time()
         prompt = Prompt(num_tokens, PromptBlocks.of(hashes), wanted.session)
         avoided = self._slots(wanted.avoid)
-        decision = self.core.pick(request, prompt, now, only, avoided, wanted.is_refusable, is_local=is_local)
+        decision = self.core.pick(
+            request,
+            prompt,
+            now,
+            only,
+            avoided,
+            wanted.is_refusable,
+            is_local=is_local,
+            wants_costs=wanted.wants_costs or log.isEnabledFor(logging.DEBUG),
+        )
         rank, overlap = self.rank(decision.slot), decision.overlap_blocks
         is_remote = self.core.stage == "decode" and not is_local
         self._peers.on_booked(

@@ -29,6 +29,8 @@ class WantedRank(NamedTuple):
     """Whether full workers may refuse it."""
     is_local: bool = True
     """Whether the prompt is computed there, rather than by a rank of another pool."""
+    wants_costs: bool = False
+    """Whether to return what each rank would have cost."""
 
 
 class Placement(NamedTuple):

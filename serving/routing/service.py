@@ -128,10 +128,10 @@ class RouterService:
         if self._routing is not None:
             self._routing.on_card(card.instance_id)
 
-    def _pick(self, num_tokens: int, hashes: list[int], *, is_refusable: bool, is_local: bool = True) -> Placement:
+    def _pick(self, wanted: WantedRank) -> Placement:
         assert self._routing is not None
         try:
-            return self._routing.pick(WantedRank(num_tokens, hashes, is_refusable=is_refusable, is_local=is_local))
+            return self._routing.pick(wanted)
         except AllFullError as error:
             raise CallError(str(error), "full") from error
         except (NoWorkersError, AllBusyError) as error:
@@ -140,7 +140,8 @@ class RouterService:
     async def _best_worker(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Answer where a request, given as `num_tokens` and `sequence_hashes`, would go."""
         assert self._routing is not None
-        placement = self._pick(int(request["num_tokens"]), list(request["sequence_hashes"]), is_refusable=False)
+        num_tokens, hashes = int(request["num_tokens"]), list(request["sequence_hashes"])
+        placement = self._pick(WantedRank(num_tokens, hashes, is_refusable=False, wants_costs=True))
         self._routing.on_finish(placement)
         yield {
             "instance_id": placement.rank.instance_id,
@@ -163,7 +164,8 @@ class RouterService:
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         is_local = not (request.kv_transfer_params or {}).get("do_remote_prefill")
         try:
-            placement = self._pick(len(tokens), hashes, is_refusable=request.is_refusable, is_local=is_local)
+            wanted = WantedRank(len(tokens), hashes, is_refusable=request.is_refusable, is_local=is_local)
+            placement = self._pick(wanted)
         except CallError as error:
             stream.end(str(error), error.kind)
             return

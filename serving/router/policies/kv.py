@@ -6,8 +6,10 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from serving.router.books import RankBooks
 from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
+from serving.router.order import Standing
 from serving.router.policies.policy import Policy, at_least
 from serving.router.tiers import PerTier
 
@@ -33,6 +35,11 @@ class Kv(Policy):
         size = asked.block_size
         tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * size
         return self._weight / size * tokens + _decode_blocks(asked, books)
+
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """The load is weight Q / B + A."""
+        load: Cost = self._weight / block_size * books.prefill_tokens + books.decode_blocks
+        return load, books.prefill_tokens, books.decode_blocks
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -83,6 +90,13 @@ class DynamoKv(Policy):
         keep: Cost = 1 / (1 + self._decay * (queue - self._least) / total) if self._decay else 1.0
         credit: Cost = self._credit * keep * cached.on_gpu + (cached.matched - cached.on_gpu)
         return self._scale * at_least(queue + total - credit, 0.0) + _decode_blocks(asked, books)
+
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """The load is P Q / B + A, unless credits depend on the shortest queue."""
+        if self._decay:
+            return None
+        load: Cost = self._scale * (books.prefill_tokens / block_size) + books.decode_blocks
+        return load, books.prefill_tokens, books.decode_blocks
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -7,8 +7,10 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from serving.router.books import RankBooks
 from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
+from serving.router.order import Standing
 from serving.router.policies.policy import Policy, one_of
 
 
@@ -68,6 +70,10 @@ class LeastLoaded(Policy):
         """Cost is the number of requests in flight."""
         return books.num_requests
 
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """The load is all."""
+        return (books.num_requests,)
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PowerOfTwo(Policy):
@@ -98,6 +104,10 @@ class LeastTokens(Policy):
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Cost is Q + C."""
         return books.prefill_tokens + books.context_tokens
+
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """The load is all."""
+        return (books.prefill_tokens + books.context_tokens,)
 
 
 def power_of_two(candidates: Candidates, rng: random.Random) -> list[float]:

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from serving.router.books import RankBooks
 from serving.router.candidates import Books, Cached, Candidates, Cost
 from serving.router.config import RouterConfig
+from serving.router.order import Standing
 from serving.router.tiers import EVERYTHING, PerTier
 
 TrueWork = tuple[int, int, int]
@@ -54,9 +56,16 @@ class Policy:
         """
         raise NotImplementedError
 
-    def known(self, candidates: Candidates) -> int | None:
-        """Return the index of the choice, if it is clear without any costs; asked for many ranks, as it saves their costs."""
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """Return the load of a rank, then the books that `cost` reads; None if its cost is not a sum.
+
+        The cost of a rank that has nothing of the prompt must be its load plus what is the same for all such ranks.
+        """
         return None
+
+    def known(self, candidates: Candidates) -> int | None:
+        """Return the index of the choice, if it is clear without the cost of each; asked for many ranks."""
+        return candidates.cheapest(self.cost, self._rng)
 
     def routed(self, candidates: Candidates, place: int) -> None:
         """Record the choice."""

@@ -6,7 +6,9 @@ from typing import ClassVar
 
 from mypy_extensions import mypyc_attr
 
+from serving.router.books import RankBooks
 from serving.router.candidates import Books, Cached, Candidates, Cost
+from serving.router.order import Standing
 from serving.router.policies.policy import Policy
 from serving.router.tiers import PerTier
 
@@ -51,6 +53,10 @@ class Llumnix(Policy):
         tokens: Cost = books.prefill_tokens + asked.prompt.num_tokens - cached.matched * asked.block_size
         return tokens + books.num_requests * 1e-6
 
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """The load is (Q, n)."""
+        return books.prefill_tokens + books.num_requests * 1e-6, books.prefill_tokens, books.num_requests
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PrefixLongest(Policy):
@@ -63,6 +69,10 @@ class PrefixLongest(Policy):
     def cost(self, asked: Candidates, books: Books, cached: Cached) -> Cost:
         """Score by the formula above."""
         return books.num_requests * 1e-6 - cached.matched
+
+    def standing(self, books: RankBooks, block_size: int) -> Standing | None:
+        """The load is n."""
+        return books.num_requests * 1e-6, books.num_requests
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
