@@ -15,6 +15,7 @@ from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 CORES = (
     "mocker/**/*.py", "serving/router/**/*.py", "serving/life/**/*.py", "foundation/galloping.py", "dynabench/kv_use.py",
+    "workloads/pacer.py",
     *(f"dynabench/virtual/{name}.py" for name in (
         "arrivals", "clock", "cluster", "flights", "grouping", "prompts", "rank", "rank_effects", "routing", "stamps",
         "transfers",

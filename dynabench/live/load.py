@@ -12,7 +12,8 @@ from dynabench.live.timeline import Stats, Timeline
 from serving.engines.mock.timer import StepTimer
 from serving.runtime.stopping import cancel_all, until_stopped
 from workloads import Workload
-from workloads.pacing import LoadConfig, Pacer
+from workloads.pacer import Pacer
+from workloads.pacing import LoadConfig
 
 AHEAD = 64
 """The number of bodies that are prepared in advance."""

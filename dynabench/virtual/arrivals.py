@@ -9,7 +9,8 @@ from dynabench.virtual.clock import ARRIVAL, Clock
 from dynabench.virtual.counter import Counter
 from reports.record.records import RequestLog
 from workloads import Workload
-from workloads.pacing import LoadConfig, Pacer
+from workloads.pacer import Pacer
+from workloads.pacing import LoadConfig
 
 
 class Arrivals:

@@ -19,7 +19,7 @@ from serving.router.order import Order, StandingOf
 MANY_RANKS = 32 if __file__.endswith(".py") else 128
 """From this many ranks on, arrays are faster than one rank after another, which compiled code does faster."""
 
-FEW_RANKS = 6
+FEW_RANKS = 8 if __file__.endswith(".py") else 24
 """From this many ranks on, an order is faster than one rank after another, if the mode has one."""
 
 Column = Any
@@ -38,18 +38,23 @@ class Board:
         self._numbers = [array("q", bytes(8 * len(books))) for _ in range(6)]
         self._holders: dict[Hashable, dict[int, int]] = {}  # first block of prompts -> slot -> requests in flight there
         self._whole = Columns(self, [_array(numbers) for numbers in self._numbers])
-        for slot in self.slots:
-            self.note(slot)
+        self._changed = set(range(len(self.books)))  # places whose books are to be copied
 
     def note(self, slot: int) -> None:
-        """Copy the books of a rank that have changed."""
+        """Note that the books of a rank have changed."""
         place = self.places[slot]
-        book = self.books[place]
-        requests, prefill, prompt, blocks, decoding, context = self._numbers
-        requests[place], prefill[place], prompt[place] = book.num_requests, book.prefill_tokens, book.prompt_tokens
-        blocks[place], decoding[place], context[place] = book.decode_blocks, book.num_decoding, book.context_tokens
+        self._changed.add(place)
         if self.order is not None:
-            self.order.note(place, book)
+            self.order.note(place, self.books[place])
+
+    def refresh(self) -> None:
+        """Copy the books that have changed since the last time into the arrays."""
+        requests, prefill, prompt, blocks, decoding, context = self._numbers
+        for place in self._changed:
+            book = self.books[place]
+            requests[place], prefill[place], prompt[place] = book.num_requests, book.prefill_tokens, book.prompt_tokens
+            blocks[place], decoding[place], context[place] = book.decode_blocks, book.num_decoding, book.context_tokens
+        self._changed.clear()
 
     def add(self, slot: int, blocks: PromptBlocks) -> None:
         """Note a request that was booked."""
@@ -70,9 +75,10 @@ class Board:
         self.note(slot)
 
     def columns(self, slots: list[int]) -> "Columns":
-        """Return the books of some ranks, in order of slot."""
+        """Return the books of some ranks, in order of slot; they are not `refresh`ed yet if these are all."""
         if len(slots) == len(self.slots):
             return self._whole
+        self.refresh()
         return self._whole.at([self.places[slot] for slot in slots])
 
     def holders(self, blocks: PromptBlocks) -> Collection[int]:

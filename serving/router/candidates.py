@@ -130,6 +130,7 @@ class Candidates:
     def each(self, cost: "Callable[[Candidates, Books, Cached], Cost]") -> Sequence[float]:
         """Return the cost of each rank, by a formula that needs to know nothing of the others."""
         if self._columns is not None:
+            self._columns.board.refresh()
             costs = cost(self, self._columns, self._cached_columns(self._columns))
             if isinstance(costs, (int, float)):  # the same for all
                 return [costs] * len(self)
@@ -256,6 +257,7 @@ class Candidates:
     def num_requests(self) -> list[int]:
         """n: requests in flight."""
         if self._columns is not None:
+            self._columns.board.refresh()
             listed: list[int] = self._columns.num_requests.tolist()
             return listed
         return [book.num_requests for book in self._books]

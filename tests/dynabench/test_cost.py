@@ -37,8 +37,8 @@ def apart(mode):
 
 CASES = {
     "round-robin": (deployment("round-robin"), 9_880),
-    "kv": (deployment("kv"), 12_510),
-    "kv, 64 workers": (deployment("kv", 64), 13_590),
+    "kv": (deployment("kv"), 12_600),
+    "kv, 64 workers": (deployment("kv", 64), 14_090),
     "marginal-all, 64 workers": (deployment("marginal-all", 64), 13_770),
     "kv, synchronous": (deployment("kv", async_scheduling=False), 10_780),
     "kv, host memory": (deployment("kv", kv_offloading_size=64), 21_410),

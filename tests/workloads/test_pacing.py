@@ -1,7 +1,8 @@
 import pytest
 
 from workloads import Request, Workload
-from workloads.pacing import LoadConfig, Pacer
+from workloads.pacer import Pacer
+from workloads.pacing import LoadConfig
 
 
 def workload(*rows):
