@@ -105,7 +105,7 @@ class PrefillPass:
 
     def _look_up(self, request: Request) -> None:
         request.looked_up = request.known
-        self._pool.match(request, request.known - 1)
+        self._pool.match(request, request.most_matched)
         request.matched = request.protected = request.prefix
 
     def _charge(self, num_tokens: int, max_new: int) -> None:

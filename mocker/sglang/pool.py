@@ -1,5 +1,6 @@
 """The KV cache: pages that are free, that requests hold, and that the tree keeps."""
 
+from mocker.position import num_within
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.node import Node
 from mocker.sglang.request import Request
@@ -126,6 +127,34 @@ class Pool:
         self.take(self.num_needed(requests) // self.page_size)
         for request in requests:
             request.committed += 1
+
+    def num_decodes(self, requests: list[Request], limit: int) -> int:
+        """Return how often these requests can decode with what is available, at most `limit`."""
+        most = self.num_free + self.tree.num_evictable
+        if len(requests) * (limit // self.page_size + 1) <= most:
+            return limit
+        return num_within(lambda count: self._num_started(requests, count), most, limit)
+
+    def decode_many(self, requests: list[Request], num_iterations: int) -> None:
+        """Let these requests decode so many times. Where nothing has to be evicted, it is done at once."""
+        while num_iterations > 0:
+            spare = self.num_free - len(requests)
+            count = num_iterations
+            if self.tree.num_evictable and len(requests) * (count // self.page_size + 1) > spare:
+                count = num_within(lambda count: self._num_started(requests, count - 1), spare, count)
+            if count > 0:
+                self.take(self._num_started(requests, count))
+                for request in requests:
+                    request.committed += count
+            else:
+                count = 1
+                self.decode(requests)
+            num_iterations -= count
+
+    def _num_started(self, requests: list[Request], count: int) -> int:
+        """Return how many pages these requests start if they decode so many times."""
+        size = self.page_size
+        return sum([(each.committed + count - 1) // size - (each.committed - 1) // size for each in requests])
 
     # Keeping and releasing
 

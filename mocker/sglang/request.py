@@ -45,6 +45,7 @@ class Request:
         "priority",
         "processed_at_entry",
         "protected",
+        "reads_cache",
         "stop_after",
     )
 
@@ -80,6 +81,7 @@ class Request:
         self.ignores_eos = ignores_eos
         self.priority = priority
         self.head = head
+        self.reads_cache = True  # False: its whole prompt is computed, because log-probabilities of it are wanted
         self.payload: object = None  # for the caller's use
         self.entry = 0  # when it began to wait, counted in entries
         self.processed_at_entry = 0  # tokens of prompts that had been computed then
@@ -103,6 +105,11 @@ class Request:
     def known(self) -> int:
         """Tokens of prompt and output that are known."""
         return self.num_prompt + self.generated
+
+    @property
+    def most_matched(self) -> int:
+        """Tokens that may be found in the cache: one is left to compute."""
+        return max(self.known - 1, 0) if self.reads_cache else 0
 
     def forget_kv(self) -> None:
         """Begin again: its KV is gone, its tokens stay."""

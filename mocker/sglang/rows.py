@@ -17,7 +17,7 @@ class Rows:
     __slots__ = ("chunked", "is_full", "kind", "num_extend", "requests")
 
     def __init__(self, requests: list[Request], *, chunked: Request | None = None, is_full: bool = False) -> None:
-        self.requests = requests
+        self.requests = requests  # never changed in place
         self.chunked = chunked  # the one of them whose prefill is not complete
         self.is_full = is_full  # nobody is admitted beside them until one of them leaves
         self.kind: Kind = "decode"
@@ -25,9 +25,11 @@ class Rows:
 
     def drop(self, excluded: Collection[Request] = ()) -> bool:
         """Remove requests that have ended, and the excluded ones; return whether there were any."""
-        before = len(self.requests)
-        self.requests = [request for request in self.requests if not request.ending and request not in excluded]
-        return len(self.requests) < before
+        left = [request for request in self.requests if not request.ending and request not in excluded]
+        if len(left) == len(self.requests):
+            return False
+        self.requests = left
+        return True
 
 
 class Work:

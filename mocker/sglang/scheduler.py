@@ -46,6 +46,8 @@ class Scheduler:
         """Iterations that are scheduled and not processed."""
         self.aborted: list[Request] = []
         """Requests that ended outside of an iteration, until `take_aborted`."""
+        self.takes_new = True
+        """Whether waiting requests may be admitted."""
         self._policies = Policies(config, self.pool)
         self._last: Rows | None = None  # of the iteration before
         self._is_chunk_aborted = False
@@ -110,6 +112,11 @@ class Scheduler:
         """Return the requests that ended outside of an iteration since the last call."""
         taken, self.aborted = self.aborted, []
         return taken
+
+    @property
+    def is_deferring(self) -> bool:
+        """Whether the next pass is left out, so that decodes come first."""
+        return self._num_deferred > 0
 
     @property
     def is_idle(self) -> bool:
@@ -193,15 +200,18 @@ class Scheduler:
         running, config, pool = self.running, self.config, self.pool
         if config.may_preempt or not running.requests:
             running.is_full = False
-        if (running.is_full or not self.waiting) and self.chunked is None:
+        waiting = self.waiting if self.takes_new else []
+        if (running.is_full or not waiting) and self.chunked is None:
             return None
         num_rows = config.num_rows(pool.num_tokens) - max(len(running.requests), pool.num_holders)
         if num_rows <= 0 and self.chunked is None and not config.may_preempt:
             running.is_full = True
             return None
-        self.waiting = self._policies.sort(self.waiting, self._num_processed)
+        waiting = self._policies.sort(waiting, self._num_processed)
+        if self.takes_new:
+            self.waiting = waiting
         prefill = PrefillPass(config, pool, self._policies, self.ratio, running)
-        prefill.admit(self.chunked, self.waiting)
+        prefill.admit(self.chunked, waiting)
         requeued += prefill.preempted
         if not prefill.admitted:
             self._requeue(prefill.preempted)
@@ -261,9 +271,7 @@ class Scheduler:
 
     def _decode(self, requeued: list[Request]) -> Work | None:
         running, num_before = self.running, len(self.running.requests)
-        ending = self._ending_in_flight()
-        running.requests = [request for request in running.requests if request not in ending]
-        has_ending = len(running.requests) < num_before
+        has_ending = running.drop(self._ending_in_flight())
         if not running.requests:
             running.is_full = False
             return None
@@ -304,7 +312,18 @@ class Scheduler:
         self.ratio.jump(staying)
         self._requeue(requeued)
 
+    def decode_again(self, num_iterations: int) -> None:
+        """Repeat the last iteration, in which all decode, so many times; nothing else can happen."""
+        self.ratio.decay(num_iterations)
+        self.pool.decode_many(self.running.requests, num_iterations)
+        self._num_processed += num_iterations * self.running.num_extend
+
     # Results
+
+    def pass_iterations(self, num_iterations: int) -> None:
+        """Let the tokens of iterations of the oldest batch in flight be known, in which nothing else happens."""
+        for request in self.in_flight[0].decodes:
+            request.generated += num_iterations
 
     def process(self, work: Work) -> Outcome:
         """Let the tokens of the oldest iteration in flight be known."""
