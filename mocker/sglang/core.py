@@ -1,14 +1,13 @@
 """SGLang's scheduler as the core of an engine."""
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.contract import Backlog, EngineStoppedError, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.leaps import Leaps
-from mocker.sglang.pool import OutOfPagesError
 from mocker.sglang.request import Request
 from mocker.sglang.rows import Work
 from mocker.sglang.scheduler import Scheduler
@@ -174,7 +173,9 @@ class SglangCore(Core):
     def _has_rows(self, sequence: Sequence) -> bool:
         """Return whether an aborted sequence is still computed."""
         in_flight = self.scheduler.in_flight
-        return sequence in self._requests or any(request.payload is sequence for work in in_flight for request in work.decodes)
+        return sequence in self._requests or any(
+            request.payload is sequence for work in in_flight for request in work.decodes
+        )
 
     def _end(self, request: Request) -> Sequence | None:
         """End the sequence of a request that has ended; return it unless the driver knows already."""
@@ -193,8 +194,8 @@ class SglangCore(Core):
         for request in self.scheduler.take_aborted():
             sequence = self._end(request)
             if sequence is not None:
-                if not (self.scheduler.waiting or self.scheduler.in_flight):
-                    raise OutOfPagesError(f"{sequence} fills the cache alone and cannot go on: SGLang aborts it")
+                if not self._requests:
+                    raise EngineStoppedError(f"{sequence} fills the KV cache alone, and SGLang aborts it")
                 sequence.is_failed = True
                 self._failed.append(sequence)
         self.dropped = [sequence for sequence in self.dropped if self._has_rows(sequence)]

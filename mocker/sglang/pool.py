@@ -1,14 +1,11 @@
 """The KV cache: pages that are free, that requests hold, and that the tree keeps."""
 
+from mocker.contract import EngineStoppedError
 from mocker.position import num_within
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.node import Node
 from mocker.sglang.request import Request
 from mocker.sglang.tree import RadixTree
-
-
-class OutOfPagesError(Exception):
-    """More pages are needed than exist: SGLang itself stops here."""
 
 
 class Pool:
@@ -91,10 +88,12 @@ class Pool:
         """Give out free pages.
 
         Raises:
-            OutOfPagesError: there are too few.
+            EngineStoppedError: there are too few, because a prefill in progress always goes on.
         """
         if num_pages > self.num_free:
-            raise OutOfPagesError(f"{num_pages} pages are needed and {self.num_free} of {self.num_pages} are free")
+            raise EngineStoppedError(
+                f"SGLang runs out of memory: {num_pages} pages of KV are needed, and {self.num_free} of {self.num_pages} are free"
+            )
         self.num_free -= num_pages
 
     def extend(self, requests: list[Request]) -> None:

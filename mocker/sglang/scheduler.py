@@ -305,7 +305,7 @@ class Scheduler:
                 break
         if len(staying) == 1 and not pool.fits_decode(staying):
             request = staying.pop()
-            retract(pool, request, 0)
+            pool.release(request, is_kept=False)
             request.ending = "abort"
             self.aborted.append(request)
         running.requests = staying
