@@ -34,6 +34,10 @@ class NeverAdmittedError(Exception):
         self.sequence = sequence
 
 
+class EngineStoppedError(Exception):
+    """The real engine would stop here, with all its requests."""
+
+
 class Outbox:
     """What an engine asks of its driver, in order."""
 

@@ -25,15 +25,17 @@ class BlockStored(NamedTuple):
 
 
 class BlockRemoved(NamedTuple):
-    """Blocks `stop - 1` down to `start` of a chain were evicted, in that order."""
+    """Blocks `start` to `stop` of a chain were evicted, the last one first as vLLM does, or the first one first."""
 
     chain: BlockChain
     start: int
     stop: int
+    is_tail_first: bool = True
 
     def keys(self) -> list[Hashable]:
         """Name the blocks in the order in which they were evicted."""
-        return [self.chain.key(block) for block in range(self.stop - 1, self.start - 1, -1)]
+        keys = [self.chain.key(block) for block in range(self.start, self.stop)]
+        return keys[::-1] if self.is_tail_first else keys
 
 
 class AllBlocksCleared(NamedTuple):

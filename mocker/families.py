@@ -6,6 +6,8 @@ from mocker.contract import EngineSettings
 from mocker.core import NewCore
 from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
+from mocker.sglang.config import SglangConfig
+from mocker.sglang.core import SglangCore
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
 from mocker.vllm.config import EngineConfig
@@ -19,7 +21,7 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
     return {settings: core}
 
 
-CORES = {**family(EngineConfig, VllmCore)}
+CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, SglangCore)}
 """How the core of each family is made, by the class of its settings."""
 
 
@@ -39,7 +41,7 @@ def new_engine(
     Args:
         config: its settings.
         timing: the step-time model.
-        num_blocks: KV blocks, the null block included.
+        num_blocks: KV blocks, vLLM's null block included; SGLang's pages.
         host: its host memory, if it keeps KV there.
         more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
         max_loras: how many adapters may run in one iteration (None: sequences have none).

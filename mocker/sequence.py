@@ -26,6 +26,7 @@ class Sequence(Position):
         "first_token_s",
         "host_tokens",
         "id",
+        "ignores_eos",
         "is_failed",
         "is_remote_decode",
         "is_remote_prefill",
@@ -88,6 +89,7 @@ class Sequence(Position):
         self.adapter = adapter
         self.payload: object = None  # for the caller's use
         self.stop_after = stop_after
+        self.ignores_eos = stop_after is None  # as load generators ask, and SGLang is told
         self.is_remote_prefill = is_remote_prefill  # until its KV is requested, which happens once
         self.is_token_shipped = False
         """Whether the first token of the answer comes with that KV (SGLang, TensorRT-LLM); else the last token of the

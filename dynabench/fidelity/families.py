@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dynabench.fidelity.recordings import RecordingError, Verdict, head_of
+from dynabench.fidelity.sglang import recordings as sglang_recordings
+from dynabench.fidelity.sglang import replay as sglang_replay
 from dynabench.fidelity.vllm import recordings, replay
 from mocker.timing.config import TimingConfig
 
@@ -20,12 +22,26 @@ class Family(NamedTuple):
     step_times: Callable[[Path, TimingConfig], StepTimes]
 
 
+def refuse_times(path: Path, _: TimingConfig) -> StepTimes:
+    """Refuse a recording whose steps are never timed.
+
+    Raises:
+        RecordingError: always.
+    """
+    raise RecordingError(f"{path}: contains no times; steps of SGLang are recorded without")
+
+
 FAMILIES = {
     "vllm": Family(
         "vLLM",
         lambda path: replay.verify(recordings.read(path)),
         lambda path, timing: replay.step_times(recordings.read(path), timing),
-    )
+    ),
+    "sglang": Family(
+        "SGLang",
+        lambda path: sglang_replay.verify(sglang_recordings.read(path)),
+        refuse_times,
+    ),
 }
 
 
@@ -48,8 +64,10 @@ def step_times(path: Path, timing: TimingConfig) -> StepTimes:
 
 
 def _family_of(path: Path) -> Family:
-    """Find the family whose version a recording names: as `vllm_version`, or in a trace of calls as `vllm`."""
+    """Find the family whose version a recording names: as `vllm_version`, or as `vllm`, perhaps among resolved settings."""
     head = head_of(path)
+    resolved = head.get("resolved")
+    head |= resolved if isinstance(resolved, dict) else {}
     for name, family in FAMILIES.items():
         if f"{name}_version" in head or name in head:
             return family

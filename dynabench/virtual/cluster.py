@@ -24,7 +24,7 @@ from dynabench.virtual.tiers import Tiering
 from dynabench.virtual.transfers import Transfers
 from foundation.errors import UserError
 from mocker import new_engine
-from mocker.contract import NeverAdmittedError
+from mocker.contract import EngineStoppedError, NeverAdmittedError
 from mocker.events import TierEvent
 from mocker.network.links import Links
 from mocker.network.traffic import Traffic
@@ -129,6 +129,8 @@ class Cluster:
         except NeverAdmittedError as error:
             count = len(self.workload) - self.num_ended
             raise StalledError(f"{count:,} requests never finish, as in vLLM: {error}") from error
+        except EngineStoppedError as error:
+            raise StalledError(f"an engine stops, as the real one would: {error}") from error
         if self.num_ended != len(self.workload):
             self._explain_stall(len(self.workload) - self.num_ended)
 

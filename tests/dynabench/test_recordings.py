@@ -88,8 +88,8 @@ def test_the_family_of_a_recording_is_found_by_its_first_line(path):
 @pytest.mark.parametrize(
     ("named", "message"),
     [
-        ({"otherllm_version": "1.2"}, "recorded from otherllm; expected one of vllm"),
-        ({}, "recorded from an engine that it does not name; expected one of vllm"),
+        ({"otherllm_version": "1.2"}, "recorded from otherllm; expected one of vllm, sglang"),
+        ({}, "recorded from an engine that it does not name; expected one of vllm, sglang"),
     ],
     ids=["unknown", "unnamed"],
 )

@@ -1,0 +1,1 @@
+"""Recordings of SGLang's scheduler: read, and replayed through the scheduler of its family."""

@@ -1,0 +1,190 @@
+"""Recordings of a real SGLang scheduler: the requests that it was given, and what it decided in each iteration.
+
+A file has the scenario on line 1, then a line for each iteration of the event loop.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
+from mocker.sglang.config import SglangConfig
+
+NOT_MODELLED = (
+    "enable_hierarchical_cache",
+    "enable_lora",
+    "speculative_algorithm",
+    "disaggregation_mode",
+    "enable_dp_attention",
+    "enable_session_radix_cache",
+)
+"""Settings that must be off."""
+OURS = ("overlap", "clip", "decay_steps", "no_consecutive", "max_total_tokens")
+"""Names in a scenario's configuration that are not SGLang's, or that `resolved` says better."""
+STATE = (
+    "kind",
+    "reqs",
+    "decode_rows",
+    "chunked",
+    "running",
+    "waiting",
+    "requeued",
+    "full",
+    "free",
+    "evictable",
+    "ratio",
+)
+RESULT = ("processed", "tokens", "finished", "aborted", "free_after", "evictable_after", "ratio_after")
+LISTS = ("reqs", "requeued", "tokens", "finished", "aborted")
+"""Fields that are left out if they are empty."""
+
+
+@dataclass
+class Action:
+    """A call of the scheduler: `add`, `abort` or `flush`."""
+
+    kind: str
+    before_step: int
+    id: str = ""
+    prompt: list[int] = field(default_factory=list)
+    output: list[int] = field(default_factory=list)
+    max_new: int = 0
+    stop_after: int | None = None
+    ignores_eos: bool = False
+    priority: int | None = None
+    salt: str | None = None
+    extra_key: str | None = None
+    is_done: bool = False
+    """Whether SGLang flushed its cache."""
+
+
+@dataclass
+class Iteration:
+    """One iteration of SGLang's event loop."""
+
+    number: int
+    scheduled: Json
+    processed: Json
+    events: list[Json]
+
+
+@dataclass
+class Recording:
+    """A scenario and what SGLang did, in order."""
+
+    path: Path
+    config: SglangConfig
+    version: str
+    num_tokens: int
+    """Room in its KV cache."""
+    hash_bits: int
+    """How many bits of each page's hash are recorded."""
+    actions: list[Action]
+    iterations: list[Iteration]
+
+
+def read(path: Path) -> Recording:
+    """Read a recording.
+
+    Raises:
+        RecordingError: the file is not a recording, or uses a feature that the mocker does not model.
+    """
+    try:
+        rows = list(rows_of(path))
+        if not rows or not is_head(rows[0], "scenario"):
+            raise RecordingError(f"{path}: expected a first line with `scenario`")
+        scenario, steps = rows[0]["scenario"], rows[1:]
+        config = _config(path, scenario)
+        outputs: dict[str, list[int]] = {}
+        for row in steps:
+            for id, token in row.get("tokens", ()):
+                outputs.setdefault(id, []).append(token)
+        actions = [_action(action, outputs, scenario["resolved"]) for action in scenario["actions"]]
+        iterations = [_iteration(path, number, row) for number, row in enumerate(steps)]
+        resolved = scenario["resolved"]
+        recording = Recording(
+            path,
+            config,
+            resolved["sglang"],
+            resolved["max_total_num_tokens"],
+            resolved.get("hash_bits", 64),
+            actions,
+            iterations,
+        )
+    except MALFORMED as error:
+        raise RecordingError(f"{path}: cannot be read as a recording ({why_unreadable(error)})") from error
+    if not iterations:
+        raise RecordingError(f"{path}: contains no steps")
+    return recording
+
+
+def _config(path: Path, scenario: Json) -> SglangConfig:
+    asked, resolved = scenario["config"], scenario["resolved"]
+    for name in NOT_MODELLED:
+        if asked.get(name) not in (None, False, "null"):
+            raise RecordingError(f"{path}: recorded with {name} {asked[name]!r}, which the mocker does not model yet")
+    unknown = [name for name in asked if name not in SglangConfig.__dataclass_fields__ and name not in OURS]
+    if unknown:
+        raise RecordingError(
+            f"{path}: recorded with {unknown[0]} {asked[unknown[0]]!r}, which the mocker does not know"
+        )
+    known = {name: value for name, value in asked.items() if name not in OURS}
+    chunk = resolved["chunked_prefill_size"]
+    known |= {
+        "page_size": resolved["page_size"],
+        "chunked_prefill_size": -1 if chunk is None else chunk,
+        "max_prefill_tokens": resolved["max_prefill_tokens"],
+        "max_running_requests": resolved["max_running_requests"],
+        "context_length": None if "max_req_len" not in resolved else resolved["max_req_len"] + 1,
+        "enable_mixed_chunk": resolved["mixed_chunk"],
+        "prefill_decode_interval": resolved["prefill_decode_interval"],
+        "prefill_decode_interval_min_bs": resolved["prefill_decode_interval_min_bs"],
+        "disable_overlap_schedule": not resolved["overlap"],
+        "clip_max_new_tokens_estimation": resolved["clip"],
+        "new_token_ratio_decay_steps": asked.get("decay_steps", 600),
+    }
+    return SglangConfig(**known)
+
+
+def _action(action: Json, outputs: dict[str, list[int]], resolved: Json) -> Action:
+    kind = action["op"]
+    if kind == "flush":
+        return Action(kind, action["before_step"], is_done=action["ok"])
+    if kind == "abort":
+        return Action(kind, action["before_step"], action["id"])
+    if kind != "add":
+        raise ValueError(f"expected add, abort or flush, not op {kind!r}")
+    output, ignores_eos = outputs.get(action["id"], []), action.get("ignore_eos", False)
+    has_stop = not ignores_eos and resolved["eos"] in output
+    return Action(
+        kind,
+        action["before_step"],
+        action["id"],
+        action["prompt"],
+        output,
+        action["resolved_max_new_tokens"] if "resolved_max_new_tokens" in action else action["max_new_tokens"],
+        stop_after=output.index(resolved["eos"]) + 1 if has_stop else None,
+        ignores_eos=ignores_eos,
+        priority=action.get("priority"),
+        salt=action.get("cache_salt"),
+        extra_key=action.get("extra_key"),
+    )
+
+
+def _iteration(path: Path, number: int, row: Json) -> Iteration:
+    if row["step"] != number:
+        raise RecordingError(
+            f"{path}, line {number + 2}: has step {row['step']} instead of {number}; lines are missing, or not in order"
+        )
+    known = {*STATE, *RESULT, "step", "events"}
+    if unknown := [name for name in row if name not in known]:
+        raise RecordingError(f"{path}, line {number + 2}: has {unknown[0]!r}, which is not known")
+    absent: Json = {name: [] for name in LISTS}
+    row = absent | {"processed": None, "decode_rows": 0} | row
+    for name in ("free", "evictable", "ratio"):
+        row.setdefault(f"{name}_after", row[name])
+    return Iteration(
+        number,
+        {name: row[name] for name in STATE},
+        {name: row[name] for name in RESULT},
+        row.get("events", []),
+    )

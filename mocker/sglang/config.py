@@ -1,0 +1,168 @@
+"""Every setting of one engine's scheduler and cache, named as in SGLang."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from msgspec import Meta
+
+from foundation.settings import Count, NotNegative, Whole, check_settings
+from mocker.contract import KvRole
+
+SchedulePolicy = Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
+EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
+INITIAL_RATIO = 0.7
+LEAST_SHARE = 0.14
+"""The new token ratio begins at the first times `schedule_conservativeness`, and never falls below this share of that."""
+NUM_SPARE_INPUT_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SglangConfig:
+    """Settings of one engine. The defaults are those of SGLang 0.5.23 for a GPU with 60 to 90 GiB of memory."""
+
+    page_size: Count = 1
+    """Tokens in a page of KV, the unit of allocation, caching and eviction."""
+
+    max_running_requests: Count | None = None
+    """Most requests that may run at once (default: as many as fill the KV cache at context_length, times 512, but at
+    least 2048 and at most 4096)."""
+
+    max_queued_requests: Count | None = None
+    """Most requests that may wait; one more is refused (default: no limit)."""
+
+    context_length: Count | None = None
+    """Most tokens of a request, prompt and output together (default: no limit but that of the KV cache)."""
+
+    chunked_prefill_size: Annotated[int, Meta(ge=-1)] = 8192
+    """Most prompt tokens in one step; a longer prompt is computed in chunks (-1 or 0: prompts are never cut)."""
+
+    max_prefill_tokens: Count = 16384
+    """Most prompt tokens in one step; without chunks, the first prompt of a step may exceed it."""
+
+    prefill_max_requests: Count | None = None
+    """Most prompts in one step (default: no limit)."""
+
+    enable_mixed_chunk: bool = False
+    """Compute prompts and decodes in the same step; otherwise decodes wait while prompts are computed."""
+
+    prefill_decode_interval: Whole = 0
+    """Steps of decoding between two steps that compute prompts."""
+
+    prefill_decode_interval_min_bs: Whole = 0
+    """Requests that must run for that interval to apply."""
+
+    schedule_policy: SchedulePolicy = "fcfs"
+    """Order of admission."""
+
+    schedule_conservativeness: NotNegative = 1.0
+    """How much of their output limits running requests are expected to use; lower values admit more, and retract more."""
+
+    enable_priority_scheduling: bool = False
+    """Admit by priority, the highest value first."""
+
+    schedule_low_priority_values_first: bool = False
+    """With priority scheduling, admit the lowest value first."""
+
+    disable_priority_preemption: bool = False
+    """With priority scheduling, never stop a running request for a more urgent one."""
+
+    priority_scheduling_preemption_threshold: int = 10
+    """By how much more urgent a request must be to stop a running one."""
+
+    retraction_policy: Literal["length", "priority"] = "length"
+    """Which running requests are stopped first when the KV cache is full: those with the shortest output, or the least
+    urgent ones."""
+
+    disable_radix_cache: bool = False
+    """Do not reuse the KV of identical prefixes."""
+
+    radix_eviction_policy: EvictionPolicy = "lru"
+    """Which cached KV is evicted first."""
+
+    disable_overlap_schedule: bool = False
+    """Schedule a step only when the result of the one before it is known."""
+
+    new_token_ratio_decay_steps: Count = 600
+    """Steps in which the expected share of output limits falls to its lowest value (SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)."""
+
+    clip_max_new_tokens_estimation: Count = 4096
+    """Most output tokens expected of one request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no engine can run with."""
+        check_settings(self)
+        if self.enable_priority_scheduling and self.schedule_policy not in ("fcfs", "lof"):
+            raise ValueError(
+                f"enable_priority_scheduling is true and schedule_policy is {self.schedule_policy}; expected fcfs or lof"
+            )
+        if self.disable_radix_cache and self.schedule_policy == "shortest-prefill-first":
+            raise ValueError(
+                "schedule_policy is shortest-prefill-first and disable_radix_cache is true; expected false: it orders by "
+                "what is not cached"
+            )
+        if 0 < self.chunked_prefill_size < self.page_size:
+            raise ValueError(
+                f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
+            )
+
+    # What engines of every family have
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a page."""
+        return self.page_size
+
+    @property
+    def max_model_len(self) -> int | None:
+        """Most tokens of a request."""
+        return self.context_length
+
+    @property
+    def kv_role(self) -> KvRole | None:
+        """Its part in disaggregation: none."""
+        return None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether a batch is closed while the one before it is computed."""
+        return not self.disable_overlap_schedule
+
+    @property
+    def is_kv_consumer(self) -> bool:
+        """Whether it may read KV from other engines."""
+        return False
+
+    # What follows from them
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Most prompt tokens in one step, if prompts are cut."""
+        return self.chunked_prefill_size if self.chunked_prefill_size > 0 else None
+
+    @property
+    def may_preempt(self) -> bool:
+        """Whether a more urgent request may stop a running one."""
+        return self.enable_priority_scheduling and not self.disable_priority_preemption
+
+    @property
+    def urgency_sign(self) -> int:
+        """What a priority is multiplied by so that the smallest product goes first."""
+        return 1 if self.schedule_low_priority_values_first else -1
+
+    @property
+    def policy(self) -> SchedulePolicy:
+        """Order of admission; those that match prefixes need a cache."""
+        if self.disable_radix_cache and self.schedule_policy in ("lpm", "dfs-weight", "hrrn"):
+            return "fcfs"
+        return self.schedule_policy
+
+    def num_rows(self, num_tokens: int) -> int:
+        """Return how many requests may run at once, with room for this many tokens in the KV cache."""
+        if self.max_running_requests is not None:
+            return self.max_running_requests
+        return min(max(int(num_tokens / (self.context_length or num_tokens) * 512), 2048), 4096)
+
+    def max_request_tokens(self, num_tokens: int) -> int:
+        """Return the most tokens of a request, with room for this many in the KV cache."""
+        most = num_tokens - 1
+        return most if self.context_length is None else min(self.context_length - 1, most)

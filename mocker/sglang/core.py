@@ -1,0 +1,412 @@
+"""SGLang's scheduler as the core of an engine."""
+
+from mocker.batch import NOBODY, Batch
+from mocker.contract import Backlog, EngineStoppedError, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.core import Core
+from mocker.models.kv_cache import MoreBlocks
+from mocker.prefix_cache_stats import PrefixCacheStats
+from mocker.sequence import OVER, RUNNING, WAITING, Sequence
+from mocker.sglang.config import SglangConfig
+from mocker.sglang.leaps import Leaps
+from mocker.sglang.request import Request
+from mocker.sglang.rows import Work
+from mocker.sglang.scheduler import Scheduler
+from mocker.tiers.config import HostMemory
+
+
+class SglangCore(Core):
+    """The scheduler, with sequences for its requests, and what engines and drivers ask beyond its rule.
+
+    A sequence that was aborted while it ran is over at once for the driver. SGLang ends its request when the next token of
+    it is known; until then it keeps its row and its pages, and is among `running` and `dropped`.
+    """
+
+    def __init__(
+        self,
+        config: SglangConfig,
+        num_blocks: int,
+        host: HostMemory | None = None,
+        more: MoreBlocks | None = None,
+        *,
+        max_loras: int | None = None,
+        kv_events: bool = True,
+    ) -> None:
+        """Start idle; see `new_engine` for the arguments.
+
+        Raises:
+            ValueError: it is to have something that is not modelled.
+        """
+        for is_asked, name in ((host, "host memory (HiCache)"), (more, "layers that do not keep all tokens")):
+            if is_asked is not None:
+                raise ValueError(f"SGLang's scheduler with {name} is not modelled yet")
+        if max_loras is not None:
+            raise ValueError("SGLang's scheduler with adapters (LoRA) is not modelled yet")
+        self.config = config
+        self.outbox = Outbox()
+        self.pause: Pause | None = None
+        self.running: list[Sequence] = []
+        self.dropped: list[Sequence] = []
+        self.prefix_cache_stats = PrefixCacheStats()
+        self.scheduler = Scheduler(config, num_blocks)
+        self._pool = self.scheduler.pool
+        self._pool.tree.has_listener = kv_events
+        self._leaps = Leaps(self.scheduler)
+        self._requests: dict[Sequence, Request] = {}
+        self._iteration = 0  # the next to be scheduled
+        self._num_ended = 0
+        self._steady: Batch | None = None  # the last batch, if it continues unless something happens
+        self._steady_rows: list[Request] = []
+        self._starved: set[Sequence] = set()  # running, but the last batch was of prompts
+        self._to_abort: list[Request] = []  # SGLang hears of it before it schedules the next iteration
+        self._failed: list[Sequence] = []  # refused because too many wait; the next iteration that ends reports them
+
+    # Iterations
+
+    def schedule(self) -> Batch | None:
+        """See `Core`."""
+        if self.pause == "all":
+            return None
+        scheduler = self.scheduler
+        scheduler.takes_new = self.pause is None
+        if self._to_abort:
+            for request in self._to_abort:
+                scheduler.abort(request)
+            self._to_abort = []
+        work = self._next_work()
+        if scheduler.aborted:
+            self._take_aborted()
+        if work.decodes is self._steady_rows and self._steady is not None and not (work.prefills or work.requeued):
+            self._iteration += 1
+            return self._steady
+        self._steady = None
+        if work.kind == "idle" and not work.requeued:
+            return None
+        return self._close(work)
+
+    def _next_work(self) -> Work:
+        """Return the next iteration. An idle one that only counts down to the next pass ends at once."""
+        scheduler = self.scheduler
+        while True:
+            was_deferring = scheduler.is_deferring
+            work = scheduler.schedule()
+            if work.kind != "idle" or scheduler.in_flight:
+                return work
+            scheduler.rest()
+            if work.requeued or not was_deferring:
+                return work
+
+    def _close(self, work: Work) -> Batch:
+        """Describe an iteration as a batch."""
+        batch = Batch(self._iteration)
+        batch.preempted = [self._preempt(request) for request in work.requeued if not request.ending]
+        batch.decodes = [sequence_of(request) for request in work.decodes]
+        batch.num_kv_tokens = sum([request.committed for request in work.decodes])
+        if work.prefills:
+            self._describe_prefills(batch, work)
+        if batch.is_empty:
+            return batch
+        self._iteration += 1
+        if work.kind == "extend":
+            batch.starved = [sequence_of(request) for request in self.scheduler.running.requests]
+            self._starved = set(batch.starved)
+        elif self._starved:
+            batch.delayed = [sequence for sequence in batch.decodes if sequence in self._starved]
+            self._starved = set()
+        if work.kind == "decode" and not (batch.preempted or batch.delayed):
+            batch.is_undisturbed = True
+            self._steady, self._steady_rows = batch, work.decodes
+        return batch
+
+    def _preempt(self, request: Request) -> Sequence:
+        """Let a sequence wait again; a token in flight is dropped."""
+        sequence = sequence_of(request)
+        if any(request in work.requests for work in self.scheduler.in_flight):
+            self.dropped.append(sequence)
+        sequence.num_preemptions += 1
+        sequence.num_computed = 0
+        if sequence.state == RUNNING:
+            sequence.state = WAITING
+            self.running.remove(sequence)
+        return sequence
+
+    def _describe_prefills(self, batch: Batch, work: Work) -> None:
+        for request, before, count in work.prefills:
+            sequence = sequence_of(request)
+            sequence.num_computed = before + count
+            batch.chunks.append((sequence, count))
+            if request is not work.chunked:
+                batch.sampled = [*batch.sampled, sequence]
+            if sequence.state == OVER:  # SGLang has yet to end it
+                if sequence not in self.running:
+                    self.running.append(sequence)
+            elif sequence.state == WAITING:
+                sequence.state = RUNNING
+                self.running.append(sequence)
+                if request.num_retractions:
+                    batch.resumed = [*batch.resumed, sequence]
+                else:
+                    batch.admitted = [*batch.admitted, sequence]
+                    self.prefix_cache_stats.count(sequence, before)
+
+    def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
+        """See `Core`."""
+        if batch.is_empty:
+            return NOBODY, NOBODY
+        scheduler = self.scheduler
+        work = scheduler.in_flight[0]
+        if num_iterations > 1:
+            scheduler.pass_iterations(num_iterations - 1)
+        outcome = scheduler.process(work)
+        self._num_ended += num_iterations
+        sampled = NOBODY
+        if work.prefills:
+            prefilled = {request for request, _, _ in work.prefills}
+            tokens = [sequence_of(request) for request in outcome.tokens if request in prefilled]
+            sampled = [sequence for sequence in tokens if sequence.state != OVER and sequence not in self.dropped]
+        finished = [sequence for request in outcome.finished if (sequence := self._end(request)) is not None]
+        if self._failed:
+            finished, self._failed = [*finished, *self._failed], []
+        if self.dropped:
+            self.dropped = [sequence for sequence in self.dropped if sequence.is_over and self._has_rows(sequence)]
+        return sampled, finished
+
+    def _has_rows(self, sequence: Sequence) -> bool:
+        """Return whether an aborted sequence is still computed."""
+        in_flight = self.scheduler.in_flight
+        return sequence in self._requests or any(
+            request.payload is sequence for work in in_flight for request in work.decodes
+        )
+
+    def _end(self, request: Request) -> Sequence | None:
+        """End the sequence of a request that has ended; return it unless the driver knows already."""
+        sequence = sequence_of(request)
+        del self._requests[sequence]
+        sequence.num_known = request.known
+        if sequence in self.running:
+            self.running.remove(sequence)
+        if sequence.state == OVER:
+            return None
+        sequence.state = OVER
+        return sequence
+
+    def _take_aborted(self) -> None:
+        """End the sequences whose requests ended outside of an iteration."""
+        for request in self.scheduler.take_aborted():
+            sequence = self._end(request)
+            if sequence is not None:
+                if not self._requests:
+                    raise EngineStoppedError(f"{sequence} fills the KV cache alone, and SGLang aborts it")
+                sequence.is_failed = True
+                self._failed.append(sequence)
+        self.dropped = [sequence for sequence in self.dropped if self._has_rows(sequence)]
+
+    def publish(self) -> None:
+        """See `Core`."""
+        tree = self._pool.tree
+        if tree.events:
+            self.outbox.events += tree.events
+            tree.events = []
+
+    # Leaps
+
+    def num_leap_iterations(self, batch: Batch, limit: int) -> int:
+        """See `Core`."""
+        if not batch.is_undisturbed or self.dropped or self._to_abort:
+            return 1
+        return self._leaps.num_iterations(limit)
+
+    def may_evict(self, num_iterations: int) -> bool:
+        """See `Core`."""
+        return self._leaps.may_evict(num_iterations)
+
+    def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
+        """See `Core`."""
+        assert self._steady is not None, "no steady decoding is in progress"
+        self._iteration += num_iterations
+        self._leaps.take(num_iterations)
+
+    def end_iterations(self, num_iterations: int) -> None:
+        """See `Core`."""
+        self._num_ended += num_iterations
+        self.scheduler.pass_iterations(num_iterations)
+
+    # Sequences
+
+    def add(self, sequence: Sequence) -> None:
+        """See `Core`."""
+        scheduler = self.scheduler
+        if sequence.is_remote_prefill or sequence.is_remote_decode:
+            raise ValueError("disaggregation with SGLang's scheduler is not modelled yet")
+        if sequence.adapter:
+            raise ValueError("adapters (LoRA) with SGLang's scheduler are not modelled yet")
+        if sequence.num_prompt >= scheduler.max_input_tokens:
+            raise ValueError(
+                f"prompt of {sequence.num_prompt} tokens; expected fewer than {scheduler.max_input_tokens}, the most that "
+                "SGLang computes with this context_length and KV cache"
+            )
+        if not self._requests and not scheduler.in_flight:
+            self._spin()
+        request = Request(
+            sequence.id,
+            sequence.chain,
+            num_prompt=sequence.num_prompt,
+            max_new=sequence.max_tokens,
+            stop_after=sequence.stop_after,
+            ignores_eos=sequence.ignores_eos,
+            priority=sequence.priority,
+        )
+        request.payload = sequence
+        request.reads_cache = sequence.reads_cache
+        self._requests[sequence] = request
+        scheduler.add(request)
+        sequence.num_limit = sequence.num_prompt + max(request.max_new, 1)
+        sequence.num_total = min(sequence.num_total, sequence.num_limit)
+        if scheduler.aborted:
+            self._take_aborted()
+
+    def _spin(self) -> None:
+        """Let SGLang's loop turn, as it does while there is nothing to do."""
+        scheduler, num_turns = self.scheduler, 2  # with overlap, the first turn still processes a result
+        while num_turns > 0 or scheduler.is_deferring:
+            scheduler.schedule()
+            scheduler.rest()
+            num_turns -= 1
+
+    def abort(self, sequence: Sequence) -> None:
+        """See `Core`."""
+        if sequence.state == OVER:
+            return
+        request = self._requests[sequence]
+        is_waiting = sequence.state == WAITING
+        sequence.state = OVER
+        if is_waiting:
+            self.scheduler.abort(request)
+            self._take_aborted()
+        else:
+            self._to_abort.append(request)
+            self.dropped.append(sequence)
+
+    def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
+        """See `Core`: no sequence of this family loads."""
+        raise NotImplementedError
+
+    def release_kept(self, sequence: Sequence) -> None:
+        """See `Core`: no sequence of this family leaves KV to others."""
+        raise NotImplementedError
+
+    def reset_prefix_cache(self, *, preempts_running: bool = False) -> bool:
+        """See `Core`.
+
+        Raises:
+            RuntimeError: running requests are to be preempted for it, which SGLang does not do.
+        """
+        if not self._requests and not self.scheduler.in_flight:
+            self._spin()
+        if self.scheduler.flush():
+            return True
+        if preempts_running:
+            raise RuntimeError("SGLang flushes its cache only when it is idle: reset again later")
+        return False
+
+    # What it is doing
+
+    @property
+    def num_ended(self) -> int:
+        """See `Core`."""
+        return self._num_ended
+
+    @property
+    def num_waiting(self) -> int:
+        """See `Core`."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def num_queued(self) -> int:
+        """See `Core`."""
+        return len(self.scheduler.waiting)
+
+    @property
+    def num_blocks(self) -> int:
+        """See `Core`."""
+        return self._pool.num_pages
+
+    @property
+    def num_free_blocks(self) -> int:
+        """See `Core`."""
+        return self._pool.num_free + self._pool.tree.num_evictable
+
+    @property
+    def is_stuck(self) -> bool:
+        """See `Core`: all that runs can go on."""
+        return False
+
+    def stall(self) -> NeverAdmittedError | None:
+        """See `Core`."""
+        scheduler = self.scheduler
+        if not scheduler.waiting or self.running or self.pause:
+            return None
+        first = sequence_of(scheduler.waiting[0])
+        room = f"{self._pool.available} of {self._pool.num_tokens} tokens of KV are available"
+        return NeverAdmittedError(first, f"{room}, nothing runs, and SGLang's rule of admission asks for more")
+
+    def num_tokens(self, sequence: Sequence, num_starved: int = 0) -> int:
+        """See `Core`."""
+        request = self._requests.get(sequence)
+        return sequence.num_known if request is None else request.known
+
+    def is_delivered(self, sequence: Sequence) -> bool:
+        """See `Core`."""
+        return sequence.state != OVER and sequence not in self.dropped
+
+    def sequences(self) -> list[Sequence]:
+        """See `Core`."""
+        return [sequence for sequence in self._requests if not sequence.is_over]
+
+    def view(self) -> View:
+        """See `Core`."""
+        return View(
+            num_running=len(self.running),
+            num_queued=self.num_queued,
+            num_fetching=0,
+            num_to_load=0,
+            num_loading=0,
+            num_loaded=0,
+            num_retained=0,
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
+        )
+
+    def backlog(self) -> Backlog:
+        """See `Core`."""
+        to_compute = decode_kv = queued_decode_kv = 0
+        for sequence, request in self._requests.items():
+            if sequence.is_over:
+                continue
+            if request.is_retracted:
+                queued_decode_kv += request.known
+            elif num_left := num_to_compute(request):
+                to_compute += num_left
+            else:
+                decode_kv += request.known
+        return Backlog(to_compute, decode_kv, queued_decode_kv)
+
+    def remaining(self) -> list[Remaining]:
+        """See `Core`."""
+        return [
+            Remaining(num_to_compute(request), max(sequence.num_total - request.known, 0), request.known)
+            for sequence, request in self._requests.items()
+            if not sequence.is_over
+        ]
+
+
+def sequence_of(request: Request) -> Sequence:
+    """Return the sequence for which a request was made."""
+    sequence = request.payload
+    assert isinstance(sequence, Sequence)
+    return sequence
+
+
+def num_to_compute(request: Request) -> int:
+    """Return how many known tokens of a request no iteration has been scheduled for, but for the next decode's."""
+    num_left = request.known - request.committed
+    return num_left if num_left > 1 or not request.holds_kv else 0
