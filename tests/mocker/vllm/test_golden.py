@@ -7,7 +7,7 @@ import pytest
 from dynabench.fidelity.vllm import recordings, replay
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
-FILES = sorted(GOLDEN.rglob("*.jsonl.gz"))
+FILES = sorted(GOLDEN.glob("vllm-*/**/*.jsonl.gz"))
 
 
 def test_the_recordings_are_here():
