@@ -8,6 +8,8 @@ from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
+from mocker.trtllm.config import TrtllmConfig
+from mocker.trtllm.core import TrtllmCore
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.core import VllmCore
 
@@ -19,7 +21,7 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
     return {settings: core}
 
 
-CORES = {**family(EngineConfig, VllmCore)}
+CORES = {**family(EngineConfig, VllmCore), **family(TrtllmConfig, TrtllmCore)}
 """How the core of each family is made, by the class of its settings."""
 
 

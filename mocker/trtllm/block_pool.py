@@ -13,8 +13,24 @@ priorities.
 
 from collections import OrderedDict
 from collections.abc import Hashable
+from itertools import islice
 
 from mocker.chain import BlockChain
+from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+
+
+class OutOfBlocksError(RuntimeError):
+    """More blocks are needed than are free, although the capacity scheduler saw room for them.
+
+    Its count and the cache may differ: it counts blocks of a whole prompt as found of which the last is computed again, and
+    blocks in use whose only holder it then pauses.
+    """
+
+    def __init__(self, count: int, num_free: int) -> None:
+        super().__init__(
+            f"{count} KV blocks are needed and {num_free} are free, although TensorRT-LLM's capacity scheduler counted with "
+            "them: what it expected in the cache was not there; use more blocks or disable enable_block_reuse"
+        )
 
 
 class BlockPool:
@@ -23,12 +39,15 @@ class BlockPool:
     def __init__(self, num_blocks: int, *, enable_block_reuse: bool) -> None:
         self.num_blocks = num_blocks
         self.enable_block_reuse = enable_block_reuse
+        self.has_listener = False
+        """Whether `events` is filled."""
+        self.events: list[BlockEvent] = []
         self.num_evicted = 0
         """Blocks that have been forgotten so far."""
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_holders = [0] * num_blocks
         self._found: dict[Hashable, int] = {}  # content -> block
-        self._keys: dict[int, Hashable] = {}  # block -> content, if it is cached
+        self._places: dict[int, tuple[BlockChain, int]] = {}  # cached block -> its content, as a block of a chain
         self._parents: dict[int, int] = {}
         self._children: dict[int, dict[int, None]] = {}
 
@@ -69,30 +88,47 @@ class BlockPool:
         return blocks
 
     def take(self, count: int) -> list[int]:
-        """Return new blocks; the caller checks `num_free`."""
-        assert count <= len(self._free), f"{count} blocks are asked for, and {len(self._free)} are free"
+        """Return new blocks.
+
+        Raises:
+            OutOfBlocksError: too few are free.
+        """
+        if count > len(self._free):
+            raise OutOfBlocksError(count, len(self._free))
         blocks = []
         for _ in range(count):
             block, _ = self._free.popitem(last=False)
-            if block in self._keys:
+            if block in self._places:
                 self._leave(block)
                 self._forget(block)
             self._num_holders[block] = 1
             blocks.append(block)
         return blocks
 
+    def may_evict(self, count: int) -> bool:
+        """Return whether one of the next so many blocks that are taken is cached."""
+        return any(block in self._places for block in islice(self._free, count))
+
     def store(self, chain: BlockChain, blocks: list[int], num_full: int) -> None:
         """Make the first `num_full` blocks of a request findable; one whose content can be found already stays private."""
         if not self.enable_block_reuse:
             return
-        parent = -1
+        parent, start = -1, num_full  # from `start` on, all are new so far
         for index in range(num_full):
-            key = chain.key(index)
-            known = self._found.get(key, -1)
-            if known < 0:
-                known = blocks[index]
-                self._enter(known, key, parent)
-            parent = known
+            block = self._found.get(chain.key(index), -1)
+            if block < 0:
+                start = min(start, index)
+                block = blocks[index]
+                self._enter(block, chain, index, parent)
+            elif start < index:
+                self._report_stored(chain, start, index)
+                start = num_full
+            parent = block
+        self._report_stored(chain, start, num_full)
+
+    def _report_stored(self, chain: BlockChain, start: int, stop: int) -> None:
+        if start < stop and self.has_listener:
+            self.events.append(BlockStored(chain, start, stop))
 
     def release(self, blocks: list[int]) -> None:
         """Give up a request's blocks."""
@@ -108,11 +144,21 @@ class BlockPool:
             self._free[block] = None
             self._free.move_to_end(block, last=False)
 
+    def reset(self) -> bool:
+        """Forget all cached blocks, or return False if any block is in use."""
+        if len(self._free) != self.num_blocks:
+            return False
+        for index in (self._found, self._places, self._parents, self._children):
+            index.clear()
+        if self.has_listener:
+            self.events.append(AllBlocksCleared())
+        return True
+
     # The tree
 
-    def _enter(self, block: int, key: Hashable, parent: int) -> None:
-        self._found[key] = block
-        self._keys[block] = key
+    def _enter(self, block: int, chain: BlockChain, index: int, parent: int) -> None:
+        self._found[chain.key(index)] = block
+        self._places[block] = (chain, index)
         if parent >= 0:
             self._parents[block] = parent
             self._children.setdefault(parent, {})[block] = None
@@ -125,10 +171,14 @@ class BlockPool:
 
     def _forget(self, block: int) -> None:
         """Forget what is cached in a block and in all that continue it, however many."""
-        rest = [block]
+        rest, places = [block], []
         while rest:
             gone = rest.pop()
-            del self._found[self._keys.pop(gone)]
+            chain, index = self._places.pop(gone)
+            places.append((chain, index))
+            del self._found[chain.key(index)]
             self._parents.pop(gone, None)
-            self.num_evicted += 1
             rest += self._children.pop(gone, {})
+        self.num_evicted += len(places)
+        if self.has_listener:
+            self.events += [BlockRemoved(chain, index, index + 1) for chain, index in reversed(places)]

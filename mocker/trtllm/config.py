@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Whole
+from foundation.settings import Count, Whole, check_settings
 from mocker.contract import KvRole
 
 CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
@@ -102,3 +102,16 @@ class TrtllmConfig:
     def unit(self) -> int:
         """Tokens of which a chunk that does not end its prompt is a multiple."""
         return self.chunk_unit_size or self.tokens_per_block
+
+    def __post_init__(self) -> None:
+        """Refuse values that no engine can run with."""
+        check_settings(self)
+        if self.enable_chunked_prefill and not self.tokens_per_block <= self.unit <= self.max_num_tokens:
+            raise ValueError(
+                f"chunks are multiples of {self.unit} tokens; expected at least tokens_per_block ({self.tokens_per_block}) and "
+                f"at most max_num_tokens ({self.max_num_tokens}): set chunk_unit_size"
+            )
+        if self.enable_balance and not self.enable_attention_dp:
+            raise ValueError(
+                "enable_balance is true, and enable_attention_dp is false; expected attention DP: it has ranks"
+            )

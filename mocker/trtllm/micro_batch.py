@@ -105,8 +105,7 @@ class MicroBatchScheduler:
     # Chunks
 
     def _chunk(self, batch: MicroBatch, budget: int, unit: int) -> None:
-        costs = [request.cost(request.chunk) for request in batch.contexts]
-        if sum(costs) <= budget and max(costs) <= self._max_num_tokens:
+        if sum([request.cost(request.chunk) for request in batch.contexts]) <= budget:
             return
         if self._has_equal_progress:
             self._share_equally(batch.contexts, budget, unit)
@@ -121,8 +120,6 @@ class MicroBatchScheduler:
             count = request.num_to_compute
             if request.cost(count) > left:
                 count = left
-            if request.cost(count) > self._max_num_tokens:
-                count = self._max_num_tokens
             if count < request.num_to_compute:
                 count -= count % unit
             request.chunk = count

@@ -72,9 +72,10 @@ class Rank:
         self._capacity = capacity
         self._micro_batch = micro_batch
 
-    def schedule(self) -> RankStep:
-        """Decide who computes how much."""
-        passed = self._capacity.schedule(self.active)
+    def schedule(self, *, takes_new: bool = True) -> RankStep:
+        """Decide who computes how much; without `takes_new`, only those that have started."""
+        active = self.active if takes_new else [request for request in self.active if request.is_started]
+        passed = self._capacity.schedule(active)
         return RankStep(passed, self._micro_batch.schedule(passed.requests))
 
     # Blocks
@@ -106,15 +107,13 @@ class Rank:
         """Give the requests of a step their blocks, and trim it if it has too many tokens."""
         batch, settings = step.batch, self._settings
         for request in batch.contexts:
-            if request.is_first_chunk and not request.blocks:
+            if self.pool.enable_block_reuse and request.is_first_chunk:
                 self._claim(request, step)
         for request in batch.contexts:
             if request.slots == 0:
                 request.slots = request.num_prompt
                 self._grow(request)
-        for request in batch.generating:
-            request.slots += 1 if request.is_dummy else self._num_decoded
-            self._grow(request)
+        self.grow(batch.generating, 1)
         _put_unfinished_first(batch.contexts)
         self._count(step)
         if settings.chunk_unit is not None and step.num_tokens > settings.max_num_tokens:
@@ -124,16 +123,22 @@ class Rank:
         step.chunks = [(request, request.position, request.chunk) for request in batch.contexts]
 
     def _claim(self, request: Request, step: RankStep) -> None:
-        """Claim what is cached of a prompt, but for its last token; a chunk in the middle ends with a block."""
-        if self.pool.enable_block_reuse:
-            count = self.pool.num_cached(request.chain, (request.num_prompt - 1) // self._size)
-            request.blocks = self.pool.claim(request.chain, count)
-            request.position = count * self._size
-            if count:
-                step.hits[request] = request.position
-        end = request.position + request.chunk
-        end = request.num_prompt if end >= request.num_prompt else end - end % self._size
+        """Claim what is cached of a prompt, but for its last token; a chunk in the middle then ends with a block."""
+        count = self.pool.num_cached(request.chain, (request.num_prompt - 1) // self._size)
+        if count == 0:
+            return
+        request.blocks = self.pool.claim(request.chain, count)
+        request.position = step.hits[request] = count * self._size
+        end = min(request.position + request.chunk, request.num_prompt)
+        if end < request.num_prompt:
+            end -= end % self._size
         request.chunk = end - request.position
+
+    def grow(self, generating: list[Request], num_iterations: int) -> None:
+        """Give generating requests the blocks for their next iterations."""
+        for request in generating:
+            request.slots += num_iterations * (1 if request.is_dummy else self._num_decoded)
+            self._grow(request)
 
     def _grow(self, request: Request) -> None:
         """Take blocks for a request's slots."""
@@ -157,7 +162,8 @@ class Rank:
     def reset_paused(self, step: RankStep) -> None:
         """Let paused requests start again."""
         for request in step.passed.paused:
-            request.pause()
+            if request.state != ENDED or self._settings.pauses_ended:
+                request.pause()
 
     def advance(self, step: RankStep) -> None:
         """Count the chunks of a step as computed."""

@@ -13,6 +13,7 @@ A pause makes the outputs so far part of the prompt. So the prompt grows, what i
 from typing import Final
 
 from mocker.chain import BlockChain
+from mocker.sequence import Sequence
 
 CONTEXT: Final = 0
 INIT: Final = 1
@@ -39,9 +40,9 @@ class Request:
         "num_left",
         "num_outputs",
         "num_prompt",
-        "payload",
         "position",
         "rank",
+        "sequence",
         "slots",
         "state",
         "stop_after",
@@ -92,7 +93,13 @@ class Request:
         self.credit = 0  # of the prompt: expected in the cache by the micro-batch scheduler
         self.blocks: list[int] = []
         self.slots = 0  # places for KV that it has taken in its blocks
-        self.payload: object = None  # for the caller's use
+        self.sequence: Sequence | None = None  # what an engine knows it as
+
+    @property
+    def known_as(self) -> Sequence:
+        """The sequence as which an engine knows it."""
+        assert self.sequence is not None, f"{self} belongs to no engine"
+        return self.sequence
 
     @property
     def num_tokens(self) -> int:
@@ -132,6 +139,12 @@ class Request:
         credit, left = self.credit, self.num_prompt - self.position
         return count if credit == 0 or credit + count < left else max(0, left - credit)
 
+    @property
+    def num_to_come(self) -> int:
+        """Count the outputs until its end, which only a simulation knows."""
+        left = self.num_left if self.stop_after is None else min(self.num_left, self.stop_after - self.num_before)
+        return left - self.num_outputs
+
     def add_outputs(self, count: int) -> None:
         """Record sampled tokens; end if one of them is the last."""
         self.num_outputs = min(self.num_outputs + count, self.num_left)
@@ -146,10 +159,7 @@ class Request:
         return self.stop_after is not None and self.num_before + self.num_outputs >= self.stop_after
 
     def pause(self) -> None:
-        """Start again, with the outputs as part of the prompt; the caller has freed its blocks.
-
-        There is no test for whether it has ended: TensorRT-LLM's own, if there is one, was not read.
-        """
+        """Start again, with the outputs as part of the prompt; the caller has freed its blocks."""
         self.num_prompt += self.num_outputs
         self.num_left -= self.num_outputs
         self.num_before += self.num_outputs

@@ -14,6 +14,8 @@ This order was read from TensorRT-LLM's `py_executor.py` and not run; what each 
 
 from mocker.chain import BlockChain
 from mocker.trtllm.assembly import new_rank, new_waiting
+from mocker.trtllm.capacity import Passed
+from mocker.trtllm.micro_batch import MicroBatch
 from mocker.trtllm.rank import RankStep
 from mocker.trtllm.request import GENERATING, TRANSFERRING, Request
 from mocker.trtllm.router import Router
@@ -46,7 +48,9 @@ class Scheduler:
         self.batch_waiting, self.balance = new_waiting(settings)
         self._router = Router(max_active=settings.active_limit)
         self._previous: list[RankStep | None] = [None for _ in self.ranks]  # with overlap: launched, and not known yet
-        self._last: Iteration | None = None
+        self._last = self._nothing()
+        self.is_open = False
+        """Whether the last iteration has not ended: `update` does that."""
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
@@ -64,11 +68,11 @@ class Scheduler:
 
     # The first half of an iteration
 
-    def schedule(self) -> Iteration:
-        """Close the next step of all ranks."""
-        iteration = Iteration(self._admit(), [])
+    def schedule(self, *, takes_new: bool = True) -> Iteration:
+        """Close the next step of all ranks; without `takes_new`, prompts that have not started are left alone."""
+        iteration = Iteration(self._admit() if takes_new else [[] for _ in self.ranks], [])
         dummies = self._add_dummies()
-        iteration.ranks = [rank.schedule() for rank in self.ranks]
+        iteration.ranks = [rank.schedule(takes_new=takes_new) for rank in self.ranks]
         for rank, dummy in zip(self.ranks, dummies, strict=True):
             if dummy is not None:
                 rank.active.remove(dummy)
@@ -84,8 +88,20 @@ class Scheduler:
             rank.start_transfers(step)
             if iteration.is_forward:
                 rank.allocate(step)
-        self._last = iteration
+        self._last, self.is_open = iteration, True
         return iteration
+
+    def repeat(self, num_iterations: int) -> None:
+        """Schedule the last step for more iterations, in which nothing happens but a token for each request."""
+        self.ranks[0].grow(self._last.ranks[0].batch.generating, num_iterations)
+        self.is_open = True
+
+    def skip(self) -> None:
+        """Begin an iteration in which nothing is scheduled."""
+        self._last, self.is_open = self._nothing(), True
+
+    def _nothing(self) -> Iteration:
+        return Iteration([[] for _ in self.ranks], [RankStep(Passed(), MicroBatch()) for _ in self.ranks])
 
     def _admit(self) -> list[list[Request]]:
         """Let waiting requests become active, in order; those that cannot run yet count, too."""
@@ -133,10 +149,14 @@ class Scheduler:
 
     # The second half
 
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether a step before the last one is not known yet."""
+        return any(step is not None for step in self._previous)
+
     def settled_step(self, index: int) -> RankStep | None:
         """Return the step of a rank whose tokens the next `update` brings."""
         iteration = self._last
-        assert iteration is not None, "schedule first"
         if not self.settings.has_overlap:
             return iteration.ranks[index] if iteration.is_forward else None
         return None if self._is_stuck(iteration, index) else self._previous[index]
@@ -147,18 +167,18 @@ class Scheduler:
 
     def update(self, accepted: dict[Request, int]) -> list[list[Request] | None]:
         """End an iteration, with so many guesses accepted; return for each rank the requests that ended, None if it settled none."""
-        iteration = self._last
-        assert iteration is not None, "schedule first"
+        assert self.is_open, "schedule first"
+        iteration, self.is_open = self._last, False
         self.dropped = []
         ended = [self._end(iteration, index, accepted) for index in range(len(self.ranks))]
         if any(gone is not None for gone in ended):
-            self._drop_cancelled()
+            self.drop_cancelled()
         for rank, step in zip(self.ranks, iteration.ranks, strict=True):
             if step.dummy is not None:
                 rank.pool.release(step.dummy.blocks)
         return ended
 
-    def _drop_cancelled(self) -> None:
+    def drop_cancelled(self) -> None:
         """Let cancelled requests leave the queue."""
         self.dropped = [request for request in self.waiting if request.is_cancelled]
         for request in self.dropped:

@@ -49,6 +49,10 @@ class Settings(NamedTuple):
     stores_chunks: bool = False
     """Whether each chunk of a prompt is stored, and not only the whole prompt. Which of them TensorRT-LLM does was assumed."""
     has_kv_cache: bool = True
+    """Whether the capacity scheduler looks at blocks."""
+    pauses_ended: bool = False
+    """Whether a pause has no test for the end, so that a request that is paused with its last token in flight computes its
+    prompt again, and one token more than asked for. So it was in the recordings' stand-in; the engine's own was not read."""
 
     @property
     def active_limit(self) -> int:

@@ -102,6 +102,7 @@ def _settings(scenario: Json) -> Settings:
         adapter_pages=adapters and (adapters[0], {int(adapter): pages for adapter, pages in adapters[1].items()}),
         stores_chunks=scenario.get("store", "end") == "chunk",
         has_kv_cache=not scenario.get("no_kv", False),
+        pauses_ended=True,
     )
 
 

@@ -6,6 +6,7 @@ from typing import NoReturn
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.trtllm.recordings import VERSION, Arrival, Recording
 from mocker.timing.config import TimingConfig
+from mocker.trtllm.block_pool import OutOfBlocksError
 from mocker.trtllm.rank import Rank, RankStep
 from mocker.trtllm.request import Request
 from mocker.trtllm.scheduler import Iteration, Scheduler
@@ -24,7 +25,7 @@ def verify(recording: Recording) -> Verdict:
     for number, row in enumerate(recording.steps):
         try:
             ours = replay.step(number)
-        except (*MALFORMED, AssertionError) as error:
+        except (*MALFORMED, AssertionError, OutOfBlocksError) as error:
             raise RecordingError(
                 f"{recording.path}, step {number}: cannot be replayed ({why_unreadable(error)})"
             ) from error
