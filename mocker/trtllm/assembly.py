@@ -29,6 +29,7 @@ def new_rank(settings: Settings) -> Rank:
         chunk_unit=settings.chunk_unit,
         has_equal_progress=settings.has_equal_progress,
         is_prefix_aware=settings.is_prefix_aware,
+        has_adapters=settings.has_adapters,
     )
     return Rank(settings, pool, _new_capacity(settings, needs), micro_batch)
 

@@ -15,6 +15,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from itertools import islice
 
+from foundation.galloping import num_held
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 
@@ -33,8 +34,23 @@ class OutOfBlocksError(RuntimeError):
         )
 
 
+class Block:
+    """A KV block, and its place in the tree if it is cached."""
+
+    __slots__ = ("chain", "child", "index", "key", "num_holders", "others", "parent")
+
+    def __init__(self) -> None:
+        self.num_holders = 0
+        self.chain: BlockChain | None = None  # it has the content of block `index` of this chain; None: not cached
+        self.index = 0
+        self.key: Hashable = None
+        self.parent: Block | None = None  # whose content precedes its own
+        self.child: Block | None = None  # one that continues it
+        self.others: dict[Block, None] | None = None  # and the others
+
+
 class BlockPool:
-    """Allocates blocks, and finds those that are cached."""
+    """Allocates blocks, and finds those that are cached. What a cached block continues is cached, too."""
 
     def __init__(self, num_blocks: int, *, enable_block_reuse: bool) -> None:
         self.num_blocks = num_blocks
@@ -44,12 +60,9 @@ class BlockPool:
         self.events: list[BlockEvent] = []
         self.num_evicted = 0
         """Blocks that have been forgotten so far."""
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
-        self._num_holders = [0] * num_blocks
-        self._found: dict[Hashable, int] = {}  # content -> block
-        self._places: dict[int, tuple[BlockChain, int]] = {}  # cached block -> its content, as a block of a chain
-        self._parents: dict[int, int] = {}
-        self._children: dict[int, dict[int, None]] = {}
+        self._free: OrderedDict[Block, None] = OrderedDict.fromkeys([Block() for _ in range(num_blocks)])
+        self._found: dict[Hashable, Block] = {}  # content -> block
+        self._gone: BlockRemoved | None = None  # what is being evicted, not reported yet
 
     @property
     def num_free(self) -> int:
@@ -61,86 +74,96 @@ class BlockPool:
         """Blocks that can be found."""
         return len(self._found)
 
+    # What requests find, get and give up
+
     def num_cached(self, chain: BlockChain, limit: int) -> int:
         """Count the leading blocks of a chain that are cached, at most `limit`."""
-        count, found = 0, self._found
+        found, count = self._found, 0
+        if chain.blocks_per_id == 1:
+            named = min(limit, chain.num_named)
+            count = num_held(found, chain.ids, named)
+            if count < named:
+                return count
         while count < limit and chain.key(count) in found:
             count += 1
         return count
 
     def num_in_use(self, chain: BlockChain, count: int) -> int:
         """Count those of the first `count` blocks of a chain, all cached, that somebody holds."""
-        found, num_holders = self._found, self._num_holders
-        return sum([num_holders[found[chain.key(index)]] > 0 for index in range(count)])
+        found = self._found
+        return sum([found[chain.key(index)].num_holders > 0 for index in range(count)])
 
-    def num_held_alone(self, blocks: list[int]) -> int:
+    def num_held_alone(self, blocks: list[Block]) -> int:
         """Count those of a request's blocks that nobody else holds."""
-        num_holders = self._num_holders
-        return sum([num_holders[block] == 1 for block in blocks])
+        return sum([block.num_holders == 1 for block in blocks])
 
-    def claim(self, chain: BlockChain, count: int) -> list[int]:
+    def claim(self, chain: BlockChain, count: int) -> list[Block]:
         """Return the first `count` blocks of a chain, all cached, held once more."""
         blocks = [self._found[chain.key(index)] for index in range(count)]
         for block in blocks:
-            if self._num_holders[block] == 0:
+            if block.num_holders == 0:
                 del self._free[block]
-            self._num_holders[block] += 1
+            block.num_holders += 1
         return blocks
 
-    def take(self, count: int) -> list[int]:
+    def take(self, count: int) -> list[Block]:
         """Return new blocks.
 
         Raises:
             OutOfBlocksError: too few are free.
         """
-        if count > len(self._free):
-            raise OutOfBlocksError(count, len(self._free))
+        free = self._free
+        if count > len(free):
+            raise OutOfBlocksError(count, len(free))
         blocks = []
         for _ in range(count):
-            block, _ = self._free.popitem(last=False)
-            if block in self._places:
-                self._leave(block)
-                self._forget(block)
-            self._num_holders[block] = 1
+            block = free.popitem(last=False)[0]
+            if block.chain is not None:
+                self._evict(block)
+            block.num_holders = 1
             blocks.append(block)
+        self._report_gone()
         return blocks
 
     def may_evict(self, count: int) -> bool:
         """Return whether one of the next so many blocks that are taken is cached."""
-        return any(block in self._places for block in islice(self._free, count))
+        return any([block.chain is not None for block in islice(self._free, count)])
 
-    def store(self, chain: BlockChain, blocks: list[int], num_full: int) -> None:
+    def store(self, chain: BlockChain, blocks: list[Block], num_full: int) -> None:
         """Make the first `num_full` blocks of a request findable; one whose content can be found already stays private."""
         if not self.enable_block_reuse:
             return
-        parent, start = -1, num_full  # from `start` on, all are new so far
-        for index in range(num_full):
-            block = self._found.get(chain.key(index), -1)
-            if block < 0:
-                start = min(start, index)
-                block = blocks[index]
-                self._enter(block, chain, index, parent)
-            elif start < index:
-                self._report_stored(chain, start, index)
+        index = num_full  # those before it can be found, up to the last of its own that is cached
+        while index > 0 and blocks[index - 1].chain is None:
+            index -= 1
+        parent = blocks[index - 1] if index > 0 else None
+        start = num_full  # from here on, all are new so far
+        for place in range(index, num_full):
+            key = chain.key(place)
+            block = self._found.get(key)
+            if block is None:
+                start = min(start, place)
+                block = blocks[place]
+                self._found[key] = block
+                self._enter(block, chain, place, key, parent)
+            elif start < place:
+                self._report_stored(chain, start, place)
                 start = num_full
             parent = block
         self._report_stored(chain, start, num_full)
 
-    def _report_stored(self, chain: BlockChain, start: int, stop: int) -> None:
-        if start < stop and self.has_listener:
-            self.events.append(BlockStored(chain, start, stop))
-
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: list[Block]) -> None:
         """Give up a request's blocks."""
+        free = self._free
         for block in reversed(blocks):
-            self._num_holders[block] -= 1
-            if self._num_holders[block] == 0:
-                self._free[block] = None
+            block.num_holders -= 1
+            if block.num_holders == 0:
+                free[block] = None
 
-    def give_back(self, block: int) -> None:
+    def give_back(self, block: Block) -> None:
         """Give up a block that nothing was kept in."""
-        self._num_holders[block] -= 1
-        if self._num_holders[block] == 0:
+        block.num_holders -= 1
+        if block.num_holders == 0:
             self._free[block] = None
             self._free.move_to_end(block, last=False)
 
@@ -148,37 +171,70 @@ class BlockPool:
         """Forget all cached blocks, or return False if any block is in use."""
         if len(self._free) != self.num_blocks:
             return False
-        for index in (self._found, self._places, self._parents, self._children):
-            index.clear()
+        for block in self._found.values():
+            block.chain = block.parent = block.child = block.others = None
+        self._found.clear()
         if self.has_listener:
             self.events.append(AllBlocksCleared())
         return True
 
     # The tree
 
-    def _enter(self, block: int, chain: BlockChain, index: int, parent: int) -> None:
-        self._found[chain.key(index)] = block
-        self._places[block] = (chain, index)
-        if parent >= 0:
-            self._parents[block] = parent
-            self._children.setdefault(parent, {})[block] = None
+    def _enter(self, block: Block, chain: BlockChain, index: int, key: Hashable, parent: Block | None) -> None:
+        block.chain, block.index, block.key, block.parent = chain, index, key, parent
+        if parent is None:
+            return
+        if parent.child is None:
+            parent.child = block
+        elif parent.others is None:
+            parent.others = {block: None}
+        else:
+            parent.others[block] = None
 
-    def _leave(self, block: int) -> None:
-        """Take a block off the list of its parent's children."""
-        parent = self._parents.pop(block, -1)
-        if parent >= 0:
-            del self._children[parent][block]
-
-    def _forget(self, block: int) -> None:
-        """Forget what is cached in a block and in all that continue it, however many."""
-        rest, places = [block], []
+    def _evict(self, block: Block) -> None:
+        """Forget what is cached in a block that is taken, and in all that continue it."""
+        parent = block.parent
+        if parent is not None:
+            if parent.child is block:
+                parent.child = None
+            elif parent.others is not None:
+                del parent.others[block]
+        if block.child is None and not block.others:
+            self._forget(block)
+            return
+        branch, rest = [], [block]
         while rest:
             gone = rest.pop()
-            chain, index = self._places.pop(gone)
-            places.append((chain, index))
-            del self._found[chain.key(index)]
-            self._parents.pop(gone, None)
-            rest += self._children.pop(gone, {})
-        self.num_evicted += len(places)
+            branch.append(gone)
+            if gone.child is not None:
+                rest.append(gone.child)
+            if gone.others:
+                rest += gone.others
+        for gone in reversed(branch):
+            self._forget(gone)
+
+    def _forget(self, block: Block) -> None:
+        """Forget what is cached in one block."""
+        chain, index = block.chain, block.index
+        assert chain is not None, "only what is cached can be forgotten"
+        del self._found[block.key]
+        self.num_evicted += 1
+        block.chain = block.parent = block.child = block.others = None
         if self.has_listener:
-            self.events += [BlockRemoved(chain, index, index + 1) for chain, index in reversed(places)]
+            gone = self._gone
+            if gone is not None and gone.chain is chain and gone.start == index + 1:
+                self._gone = BlockRemoved(chain, index, gone.stop)
+            else:
+                self._report_gone()
+                self._gone = BlockRemoved(chain, index, index + 1)
+
+    # Events. In which order TensorRT-LLM reports a branch was not read; here its ends come first.
+
+    def _report_stored(self, chain: BlockChain, start: int, stop: int) -> None:
+        if start < stop and self.has_listener:
+            self.events.append(BlockStored(chain, start, stop))
+
+    def _report_gone(self) -> None:
+        if self._gone is not None:
+            self.events.append(self._gone)
+            self._gone = None

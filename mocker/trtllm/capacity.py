@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 
 from mocker.trtllm.adapters import AdapterPages
 from mocker.trtllm.needs import Needs
-from mocker.trtllm.request import CONTEXT, INIT, Request
+from mocker.trtllm.request import CONTEXT, GENERATING, INIT, Request
 from mocker.trtllm.reuse_names import ReuseNames
 
 
@@ -104,14 +104,12 @@ class GuaranteedNoEvict(Capacity):
         return passed
 
     def _pass_generating(self, active: list[Request], passed: Passed) -> None:
-        for request in active:
-            if passed.num_passed >= self._limit:
-                return
-            if request.is_generating:
-                passed.add(request)
-                self._room -= self._needs.to_end(request)
-                if self._adapters is not None:
-                    self._adapters.add(request.adapter)
+        generating = [request for request in active if request.state >= GENERATING][: self._limit]
+        passed.requests = generating
+        self._room -= self._needs.to_ends(generating)
+        if self._adapters is not None:
+            for request in generating:
+                self._adapters.add(request.adapter)
 
     def _pass_fitting(self, group: list[Request], passed: Passed) -> None:
         """Let requests pass in order, until one does not fit."""

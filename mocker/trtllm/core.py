@@ -108,14 +108,14 @@ class TrtllmCore(Core):
         if step.passed.paused:
             batch.preempted = [self._requests.pause(request) for request in step.passed.paused]
             self._awaited = [s for s in batch.preempted if self._is_awaited(s)]
-        batch.decodes = [request.known_as for request in step.batch.generating]
+        batch.decodes = [request.sequence for request in step.batch.generating]
         batch.num_kv_tokens = sum([request.slots for request in step.batch.generating])
         self._find_starved(batch, step)
         if not step.chunks:
             return
         batch.admitted, batch.resumed, batch.sampled = [], [], []
         for request, start, count in step.chunks:
-            sequence = request.known_as
+            sequence = request.sequence
             sequence.num_computed = start + count
             batch.chunks.append((sequence, count))
             if self._requests.start(request):
@@ -130,7 +130,7 @@ class TrtllmCore(Core):
         before, self._starved = self._starved, NOBODY
         if self._leaps.num_generating() > len(step.batch.generating):
             placed = set(step.batch.generating)
-            self._starved = [r.known_as for r in self._rank.active if r.state == GENERATING and r not in placed]
+            self._starved = [r.sequence for r in self._rank.active if r.state == GENERATING and r not in placed]
         batch.starved = self._starved
         if before:
             batch.delayed = [sequence for sequence in batch.decodes if sequence in before]
@@ -160,7 +160,7 @@ class TrtllmCore(Core):
 
     def _remove(self, ended: list[Request]) -> list[Sequence]:
         """Remove requests that have ended or were cancelled; return those that nobody cancelled."""
-        finished = [request.known_as for request in ended if request.known_as.state != OVER]
+        finished = [request.sequence for request in ended if request.sequence.state != OVER]
         self._num_leaving -= len(ended) - len(finished) + len(self.scheduler.dropped)
         for request in (*ended, *self.scheduler.dropped):
             self._requests.remove(request)
@@ -285,7 +285,7 @@ class TrtllmCore(Core):
         request = (self._rank.active or self.scheduler.waiting)[0]
         config = self.config
         return NeverAdmittedError(
-            request.known_as,
+            request.sequence,
             f"{self.pool.num_free} of {self.pool.num_blocks} blocks are free, nothing runs, its prompt has "
             f"{request.num_prompt} tokens, max_num_tokens is {config.max_num_tokens} and enable_chunked_prefill is "
             f"{'true' if config.enable_chunked_prefill else 'false'}",
@@ -338,7 +338,9 @@ class TrtllmCore(Core):
         for sequence, request in self._requests.of.items():
             if sequence.state != OVER:
                 to_compute = request.num_to_compute if request.state == CONTEXT else 0
-                found.append(Remaining(to_compute, max(request.num_to_come, 0), request.num_tokens))
+                found.append(
+                    Remaining(to_compute, max(request.last_output - request.num_outputs, 0), request.num_tokens)
+                )
         return found
 
 

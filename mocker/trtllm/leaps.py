@@ -37,12 +37,12 @@ class Leaps:
         if step.chunks or step.is_held or step.passed.paused or (settled is not None and settled.chunks):
             return False
         self._requests = step.batch.generating
-        num_started = sum([request.is_started for request in self._rank.active])
+        num_started = sum([request.state >= GENERATING or request.position > 0 for request in self._rank.active])
         return num_started == len(self._requests) == len(step.passed.requests)
 
     def is_steady(self) -> bool:
         """Return whether the step goes on: none of its requests has ended, or has its last token in flight."""
-        return all(request.state == GENERATING for request in self._requests)
+        return self.num_generating() == len(self._requests)
 
     def may_repeat(self) -> bool:
         """Return whether the blocks suffice for one more iteration."""
@@ -51,7 +51,7 @@ class Leaps:
 
     def num_iterations(self, limit: int) -> int:
         """Return how many iterations the step in flight may span."""
-        count = min(limit, min([self._num_until_end(request) for request in self._requests]))
+        count = min(limit, self._num_until_end())
         if count <= 1:
             return 1
         free = self._pool.num_free
@@ -59,15 +59,16 @@ class Leaps:
             return count
         return 1 + num_within(self._num_taken, free, count - 1)
 
-    def _num_until_end(self, request: Request) -> int:
+    def _num_until_end(self) -> int:
         """Count the iterations, from the one in flight on, of which none but the last can end a request.
 
         With overlap, one that ends by length is left out of the iteration after its last, which is scheduled before.
         """
-        count = request.num_left - request.num_outputs - self._has_overlap
-        if request.stop_after is not None:
-            count = min(count, request.num_to_come)
-        return count
+        requests = self._requests
+        return min(
+            min([request.num_left - request.num_outputs for request in requests]) - self._has_overlap,
+            min([request.last_output - request.num_outputs for request in requests]),
+        )
 
     def _num_taken(self, num_iterations: int) -> int:
         """Count the blocks that the next iterations take."""

@@ -39,6 +39,7 @@ class MicroBatchScheduler:
         chunk_unit: int | None = None,
         has_equal_progress: bool = False,
         is_prefix_aware: bool = True,
+        has_adapters: bool = True,
     ) -> None:
         """Set its limits.
 
@@ -51,6 +52,7 @@ class MicroBatchScheduler:
             chunk_unit: tokens of which chunks are multiples (None: prompts are not cut).
             has_equal_progress: chunks are given in turn.
             is_prefix_aware: what is cached costs nothing.
+            has_adapters: requests may have some.
         """
         self._needs = needs
         self._max_batch_size = max_batch_size
@@ -60,6 +62,7 @@ class MicroBatchScheduler:
         self._unit = chunk_unit
         self._has_equal_progress = has_equal_progress
         self._is_prefix_aware = is_prefix_aware
+        self._has_adapters = has_adapters
 
     def schedule(self, passed: list[Request]) -> MicroBatch:
         """Give the requests that passed their tokens."""
@@ -67,14 +70,17 @@ class MicroBatchScheduler:
         used = self._collect(passed, batch)
         if self._unit is not None and batch.contexts:
             self._chunk(batch, self._max_num_tokens - used, self._unit)
-        batch.generating.sort(key=_adapter)
+        if self._has_adapters:
+            batch.generating.sort(key=_adapter)
         batch.contexts.sort(key=_place)
         return batch
 
     def _collect(self, passed: list[Request], batch: MicroBatch) -> int:
         """Take requests in order; return the tokens used. Prompts that may be cut cost nothing yet."""
-        used = num_taken = 0
+        used, left = 0, self._max_batch_size
         for request in passed:
+            if left == 0:
+                break
             if request.state == GENERATING:
                 if used + self._num_decoded > self._max_num_tokens:
                     break
@@ -90,9 +96,7 @@ class MicroBatchScheduler:
                 batch.contexts.append(request)
             else:
                 continue  # its last token is in flight
-            num_taken += 1
-            if num_taken >= self._max_batch_size:
-                break
+            left -= 1
         return used
 
     def _expect(self, request: Request) -> None:

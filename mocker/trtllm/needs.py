@@ -33,6 +33,13 @@ class Needs:
         total = -(-(request.num_prompt + request.num_left) // self._size)
         return total - len(request.blocks) - self._num_free_of_charge(request)
 
+    def to_ends(self, generating: list[Request]) -> int:
+        """Count the blocks that requests that generate may still need until their ends."""
+        size = self._size
+        return sum(
+            [-((request.num_prompt + request.num_left) // -size) - len(request.blocks) for request in generating]
+        )
+
     def one_step(self, request: Request) -> int:
         """Count the blocks that a request needs for its next step, or its next two."""
         size = self._size

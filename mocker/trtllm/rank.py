@@ -136,9 +136,11 @@ class Rank:
 
     def grow(self, generating: list[Request], num_iterations: int) -> None:
         """Give generating requests the blocks for their next iterations."""
+        size, count = self._size, num_iterations * self._num_decoded
         for request in generating:
-            request.slots += num_iterations * (1 if request.is_dummy else self._num_decoded)
-            self._grow(request)
+            request.slots += num_iterations if request.is_dummy else count
+            if len(request.blocks) * size < request.slots:
+                self._grow(request)
 
     def _grow(self, request: Request) -> None:
         """Take blocks for a request's slots."""
@@ -179,6 +181,17 @@ class Rank:
         for request, start, chunk in step.chunks:
             if request.state != ENDED and start + chunk == request.num_prompt:
                 request.add_outputs(1)
+        if self._num_decoded > 1:
+            self._sample_guesses(step, accepted)
+            return
+        for request in step.batch.generating:
+            if request.state != ENDED and not request.is_dummy:
+                request.num_outputs += 1
+                if request.num_outputs >= request.last_output:
+                    request.state = ENDED
+
+    def _sample_guesses(self, step: RankStep, accepted: dict[Request, int]) -> None:
+        """Record the tokens of generating requests and their guesses; what was rejected leaves its slots."""
         for request in step.batch.generating:
             if request.state != ENDED and not request.is_dummy:
                 num_accepted = accepted.get(request, 0)
@@ -188,8 +201,10 @@ class Rank:
 
     def mark_last(self, step: RankStep) -> None:
         """Leave out of batches from now on those whose token in flight is the last."""
-        for request in [*[request for request, _, _ in step.chunks], *step.batch.generating]:
-            if request.state == GENERATING and request.num_outputs + 1 >= request.num_left:
+        last = [request for request, _, _ in step.chunks if request.num_outputs + 1 >= request.num_left]
+        last += [request for request in step.batch.generating if request.num_outputs + 1 >= request.num_left]
+        for request in last:
+            if request.state == GENERATING:
                 request.state = COMPLETING
 
     def end(self) -> list[Request]:

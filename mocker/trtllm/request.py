@@ -14,6 +14,7 @@ from typing import Final
 
 from mocker.chain import BlockChain
 from mocker.sequence import Sequence
+from mocker.trtllm.block_pool import Block
 
 CONTEXT: Final = 0
 INIT: Final = 1
@@ -21,6 +22,7 @@ TRANSFERRING: Final = 2
 GENERATING: Final = 3
 COMPLETING: Final = 4
 ENDED: Final = 5
+"""The states in order: from `GENERATING` on, a request that is active generates, a last step in flight included."""
 
 
 class Request:
@@ -36,6 +38,7 @@ class Request:
         "id",
         "is_cancelled",
         "is_dummy",
+        "last_output",
         "num_before",
         "num_left",
         "num_outputs",
@@ -80,6 +83,8 @@ class Request:
         self.num_outputs = 0  # known, since the last pause
         self.num_before = 0  # known at the last pause
         self.stop_after = stop_after
+        self.last_output = 0  # at which it ends, counted likewise; only a simulation knows
+        self._find_last_output()
         self.chain = chain
         self.adapter = adapter
         self.rank = rank
@@ -91,15 +96,9 @@ class Request:
         self.position = 0  # of the prompt, computed or in flight
         self.chunk = 0  # of the prompt, in the batch that is being made
         self.credit = 0  # of the prompt: expected in the cache by the micro-batch scheduler
-        self.blocks: list[int] = []
+        self.blocks: list[Block] = []
         self.slots = 0  # places for KV that it has taken in its blocks
-        self.sequence: Sequence | None = None  # what an engine knows it as
-
-    @property
-    def known_as(self) -> Sequence:
-        """The sequence as which an engine knows it."""
-        assert self.sequence is not None, f"{self} belongs to no engine"
-        return self.sequence
+        self.sequence: Sequence  # what an engine knows it as, if it belongs to one
 
     @property
     def num_tokens(self) -> int:
@@ -139,19 +138,18 @@ class Request:
         credit, left = self.credit, self.num_prompt - self.position
         return count if credit == 0 or credit + count < left else max(0, left - credit)
 
-    @property
-    def num_to_come(self) -> int:
-        """Count the outputs until its end, which only a simulation knows."""
-        left = self.num_left if self.stop_after is None else min(self.num_left, self.stop_after - self.num_before)
-        return left - self.num_outputs
-
     def add_outputs(self, count: int) -> None:
         """Record sampled tokens; end if one of them is the last."""
-        self.num_outputs = min(self.num_outputs + count, self.num_left)
-        if self.stop_after is not None:
-            self.num_outputs = min(self.num_outputs, self.stop_after - self.num_before)
-        if self.num_outputs >= self.num_left or self.has_stopped:
+        before = self.num_outputs
+        self.num_outputs = before + count
+        if self.num_outputs >= self.last_output:
+            self.num_outputs = max(self.last_output, before + 1)  # one too many after a pause: `Settings.pauses_ended`
             self.state = ENDED
+
+    def _find_last_output(self) -> None:
+        self.last_output = self.num_left
+        if self.stop_after is not None:
+            self.last_output = min(self.last_output, self.stop_after - self.num_before)
 
     @property
     def has_stopped(self) -> bool:
@@ -165,6 +163,7 @@ class Request:
         self.num_before += self.num_outputs
         self.num_outputs = self.position = self.slots = 0
         self.state = CONTEXT
+        self._find_last_output()
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, prompt={self.num_prompt}, left={self.num_left})"

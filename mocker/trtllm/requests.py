@@ -63,7 +63,7 @@ class Requests:
 
     def start(self, request: Request) -> bool:
         """Let a request run, if it does not yet; return whether it starts."""
-        sequence = request.known_as
+        sequence = request.sequence
         if sequence.num_blocks:
             return False
         sequence.num_blocks = len(request.blocks)
@@ -74,7 +74,7 @@ class Requests:
 
     def pause(self, request: Request) -> Sequence:
         """Let a request wait again without blocks."""
-        sequence = request.known_as
+        sequence = request.sequence
         self._stop(sequence)
         if sequence.state != OVER:
             sequence.state = WAITING
@@ -84,7 +84,7 @@ class Requests:
 
     def remove(self, request: Request) -> None:
         """Remove a request that has left the scheduler."""
-        sequence = request.known_as
+        sequence = request.sequence
         if sequence.num_blocks:
             self._stop(sequence)
         sequence.num_known = request.num_tokens

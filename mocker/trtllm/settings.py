@@ -46,6 +46,8 @@ class Settings(NamedTuple):
     """Most requests that are active (default: max_batch_size); more with pipeline parallelism."""
     adapter_pages: tuple[int, dict[int, int]] | None = None
     """Pages for adapters, and how many each takes."""
+    has_adapters: bool = True
+    """Whether requests may have adapters."""
     stores_chunks: bool = False
     """Whether each chunk of a prompt is stored, and not only the whole prompt. Which of them TensorRT-LLM does was assumed."""
     has_kv_cache: bool = True
@@ -74,4 +76,5 @@ def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
         config.is_async,
         config.batch_wait_timeout_iters,
         config.batch_wait_max_tokens_ratio,
+        has_adapters=False,
     )

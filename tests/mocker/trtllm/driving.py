@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from mocker import BlockChain, Sequence
+from mocker import BlockChain, BlockRemoved, Sequence
 from mocker.contract import NeverAdmittedError
 from mocker.engine import Engine
 from mocker.timing.constant import Constant
@@ -188,10 +188,12 @@ def drive(config, num_blocks, calls, *, max_iterations):
                 finished = [(s.id, s.finish_reason) for s in output.finished]
                 found.log.append((now, batch.chunks and [(s.id, n) for s, n in batch.chunks], finished, decoded))
                 found.log.append((now, engine.num_free_blocks, engine.view(), engine.backlog()))
-            found.events += [
-                (type(event).__name__, event.chain.payload, event.start, event.stop)
-                for event in engine.outbox.take_events()
-            ]
+            for event in engine.outbox.take_events():
+                places = range(event.start, event.stop)
+                is_removal = isinstance(event, BlockRemoved)  # one block after the other, in a leap or not
+                found.events += [
+                    (is_removal, event.chain.payload, place) for place in places[:: -1 if is_removal else 1]
+                ]
     except OutOfBlocksError as error:
         found.ended_by = error
         return found
