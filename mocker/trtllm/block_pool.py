@@ -78,20 +78,32 @@ class BlockPool:
 
     def num_cached(self, chain: BlockChain, limit: int) -> int:
         """Count the leading blocks of a chain that are cached, at most `limit`."""
-        found, count = self._found, 0
-        if chain.blocks_per_id == 1:
-            named = min(limit, chain.num_named)
-            count = num_held(found, chain.ids, named)
-            if count < named:
-                return count
-        while count < limit and chain.key(count) in found:
-            count += 1
-        return count
+        found, ids = self._found, chain.ids
+        num_ids = num_held(found, ids, chain.index_of(limit - 1) + 1) if limit > 0 else 0
+        if num_ids == 0:
+            return 0
+        low = chain.first_block(num_ids - 1)  # is cached
+        high = min(chain.first_block(num_ids), limit) if num_ids < len(ids) else limit
+        while low + 1 < high:
+            middle = (low + high) // 2
+            if chain.key(middle) in found:
+                low = middle
+            else:
+                high = middle
+        return low + 1
+
+    def _cached(self, chain: BlockChain, count: int) -> list[Block]:
+        """Return the first `count` blocks of a chain, all cached, the last one first."""
+        blocks = []
+        block = self._found[chain.key(count - 1)] if count else None
+        while block is not None:
+            blocks.append(block)
+            block = block.parent
+        return blocks
 
     def num_in_use(self, chain: BlockChain, count: int) -> int:
         """Count those of the first `count` blocks of a chain, all cached, that somebody holds."""
-        found = self._found
-        return sum([found[chain.key(index)].num_holders > 0 for index in range(count)])
+        return sum([block.num_holders > 0 for block in self._cached(chain, count)])
 
     def num_held_alone(self, blocks: list[Block]) -> int:
         """Count those of a request's blocks that nobody else holds."""
@@ -99,7 +111,8 @@ class BlockPool:
 
     def claim(self, chain: BlockChain, count: int) -> list[Block]:
         """Return the first `count` blocks of a chain, all cached, held once more."""
-        blocks = [self._found[chain.key(index)] for index in range(count)]
+        blocks = self._cached(chain, count)
+        blocks.reverse()
         for block in blocks:
             if block.num_holders == 0:
                 del self._free[block]
@@ -127,7 +140,7 @@ class BlockPool:
 
     def may_evict(self, count: int) -> bool:
         """Return whether one of the next so many blocks that are taken is cached."""
-        return any([block.chain is not None for block in islice(self._free, count)])
+        return any(block.chain is not None for block in islice(self._free, count))
 
     def store(self, chain: BlockChain, blocks: list[Block], num_full: int) -> None:
         """Make the first `num_full` blocks of a request findable; one whose content can be found already stays private."""
