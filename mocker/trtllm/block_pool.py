@@ -20,7 +20,7 @@ from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 
 
-class OutOfBlocksError(RuntimeError):
+class OutOfBlocksError(Exception):
     """More blocks are needed than are free, although the capacity scheduler saw room for them.
 
     Its count and the cache may differ: it counts blocks of a whole prompt as found of which the last is computed again, and

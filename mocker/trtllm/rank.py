@@ -212,7 +212,6 @@ class Rank:
         gone = [request for request in self.active if request.state == ENDED or request.is_cancelled]
         for request in gone:
             self._release(request)
-            request.is_cancelled &= request.state != ENDED
             request.state = ENDED
             self.active.remove(request)
         return gone

@@ -49,6 +49,7 @@ class Scheduler:
         self._router = Router(max_active=settings.active_limit)
         self._previous: list[RankStep | None] = [None for _ in self.ranks]  # with overlap: launched, and not known yet
         self._last = self._nothing()
+        self._has_cancels = False  # since cancelled requests last left the queue
         self.is_open = False
         """Whether the last iteration has not ended: `update` does that."""
 
@@ -58,7 +59,7 @@ class Scheduler:
 
     def cancel(self, request: Request) -> None:
         """Cancel a request; it leaves where results are handled."""
-        request.is_cancelled = True
+        request.is_cancelled = self._has_cancels = True
 
     def end_transfer(self, request: Request) -> None:
         """Let a request generate whose prompt's KV has come; its first output came with it."""
@@ -180,6 +181,9 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """Let cancelled requests leave the queue."""
+        if not self._has_cancels:
+            return
+        self._has_cancels = False
         self.dropped = [request for request in self.waiting if request.is_cancelled]
         for request in self.dropped:
             self.waiting.remove(request)
