@@ -10,6 +10,8 @@ from mocker.sglang.config import SglangConfig
 from mocker.sglang.core import SglangCore
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
+from mocker.trtllm.config import TrtllmConfig
+from mocker.trtllm.core import TrtllmCore
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.core import VllmCore
 
@@ -21,7 +23,7 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
     return {settings: core}
 
 
-CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, SglangCore)}
+CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, SglangCore), **family(TrtllmConfig, TrtllmCore)}
 """How the core of each family is made, by the class of its settings."""
 
 

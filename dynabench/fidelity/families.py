@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from dynabench.fidelity.recordings import RecordingError, Verdict, head_of
+from dynabench.fidelity.recordings import Json, RecordingError, Verdict, head_of
 from dynabench.fidelity.sglang import recordings as sglang_recordings
 from dynabench.fidelity.sglang import replay as sglang_replay
+from dynabench.fidelity.trtllm import recordings as trtllm_recordings
+from dynabench.fidelity.trtllm import replay as trtllm_replay
 from dynabench.fidelity.vllm import recordings, replay
 from mocker.timing.config import TimingConfig
 
@@ -18,6 +20,8 @@ class Family(NamedTuple):
     """How recordings of one engine are held against the mocker."""
 
     title: str
+    is_from: Callable[[Json], bool]
+    """Whether a recording is from this engine, by what its first line says of it."""
     verify: Callable[[Path], Verdict]
     step_times: Callable[[Path, TimingConfig], StepTimes]
 
@@ -34,13 +38,21 @@ def refuse_times(path: Path, _: TimingConfig) -> StepTimes:
 FAMILIES = {
     "vllm": Family(
         "vLLM",
+        lambda head: "vllm_version" in head or "vllm" in head,  # a compact recording, or a trace of calls
         lambda path: replay.verify(recordings.read(path)),
         lambda path, timing: replay.step_times(recordings.read(path), timing),
     ),
     "sglang": Family(
         "SGLang",
+        lambda head: isinstance(head.get("resolved"), dict) and "sglang" in head["resolved"],
         lambda path: sglang_replay.verify(sglang_recordings.read(path)),
         refuse_times,
+    ),
+    "trtllm": Family(
+        "TensorRT-LLM",
+        lambda head: "policy" in head and "max_num_tokens" in head,  # they name no version
+        lambda path: trtllm_replay.verify(trtllm_recordings.read(path)),
+        trtllm_replay.step_times,
     ),
 }
 
@@ -64,12 +76,10 @@ def step_times(path: Path, timing: TimingConfig) -> StepTimes:
 
 
 def _family_of(path: Path) -> Family:
-    """Find the family whose version a recording names: as `vllm_version`, or as `vllm`, perhaps among resolved settings."""
+    """Find the family from whose engine a recording is."""
     head = head_of(path)
-    resolved = head.get("resolved")
-    head |= resolved if isinstance(resolved, dict) else {}
-    for name, family in FAMILIES.items():
-        if f"{name}_version" in head or name in head:
+    for family in FAMILIES.values():
+        if family.is_from(head):
             return family
     named = next(
         (key.removesuffix("_version") for key in head if key.endswith("_version")), "an engine that it does not name"

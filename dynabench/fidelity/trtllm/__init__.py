@@ -1,0 +1,1 @@
+"""Recordings of TensorRT-LLM's scheduler."""
