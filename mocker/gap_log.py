@@ -4,7 +4,7 @@ A sequence that decodes has a token in each iteration, so the iterations of a ba
 that is left out waits, and has a gap of its own when its next token comes:
 
     decodes in each iteration                        `add`: a row for many gaps
-    preempted, starved, paused, or its token drops   `begin_waits` ... `end_wait`: a row for one gap
+    preempted, starved, paused, or its token drops   `begin_waits` ... `end_wait`: a row for each end, or for one gap
     moved from another engine                        the same, and it began to wait there
 """
 
@@ -59,10 +59,10 @@ class GapLog:
         num_tokens = len(batch.decodes)
         if self.has_sudden_end or core.dropped:
             num_tokens = sum([core.is_delivered(sequence) for sequence in batch.decodes])
-        for sequence in batch.decodes if self.is_first_after_pause else batch.delayed:
-            if core.is_delivered(sequence):
-                num_tokens -= 1
-                self.end_wait(sequence, step.end)
+        if late := batch.decodes if self.is_first_after_pause else batch.delayed:
+            delivered = [sequence for sequence in late if core.is_delivered(sequence)]
+            num_tokens -= len(delivered)
+            self._end_waits(delivered, step.end)
         if not num_tokens:
             return
         if step.ramp is self._ramp and self.rows[-1] == num_tokens:
@@ -94,10 +94,23 @@ class GapLog:
         self.add_gap(sequence.waited_since_s, now)
         sequence.waited_since_s = -1.0
 
+    def _end_waits(self, sequences: list[Sequence], now: float) -> None:
+        """Log the gaps of sequences that have their next token together: a row for those that began together, too."""
+        counts: dict[float, int] = {}
+        for sequence in sequences:
+            since_s = sequence.waited_since_s
+            counts[since_s] = counts.get(since_s, 0) + 1
+            sequence.waited_since_s = -1.0
+        for since_s, count in counts.items():
+            self._add_gaps(since_s, now, count)
+
     def add_gap(self, since_s: float, until_s: float) -> None:
         """Log one gap by itself: it spans preemption, starvation, a pause or a move to another engine."""
+        self._add_gaps(since_s, until_s, 1)
+
+    def _add_gaps(self, since_s: float, until_s: float, count: int) -> None:
         self.split()
-        self.rows.extend((until_s - since_s, 0.0, 0.0, 1, 1))
+        self.rows.extend((until_s - since_s, 0.0, 0.0, 1, count))
         self.starts_s.append(since_s)
 
     def split(self) -> None:

@@ -153,6 +153,8 @@ class Pool:
     def _num_started(self, requests: list[Request], count: int) -> int:
         """Return how many pages these requests start if they decode so many times."""
         size = self.page_size
+        if size == 1:
+            return len(requests) * count
         return sum([(each.committed + count - 1) // size - (each.committed - 1) // size for each in requests])
 
     # Keeping and releasing
