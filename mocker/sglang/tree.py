@@ -22,12 +22,12 @@ class RadixTree:
         self.has_listener = True
         self.events: list[BlockEvent] = []
         self._policy = eviction_policy
-        self._clock = 0
+        self._clock = 0.0
         self.root = Node(NOWHERE, 0, 0, None, priority=0)
         self._leaves = Leaves(eviction_policy)
 
-    def _tick(self) -> int:
-        self._clock += 1
+    def _tick(self) -> float:
+        self._clock += 1.0
         return self._clock
 
     def match(self, chain: BlockChain, num_pages: int) -> Node:
