@@ -31,7 +31,7 @@ class Node:
         self.num_locks = 0
         self.num_hits = 0
         self.priority = priority
-        self.created = 0
+        self.created = 0.0
         self.last_use = 0.0
         self.is_listed = False  # among the candidates for eviction
 
