@@ -43,7 +43,7 @@ COMMANDS = {
     ),
     "validate": ("fidelity:validate", "Compare real runs with simulated ones of the same workload, figure by figure."),
     "record": ("fidelity:record", "Record how an installed vLLM schedules a scenario, for dynabench verify."),
-    "verify": ("fidelity:verify", "Replay recordings of a real vLLM scheduler through the mocker, step by step."),
+    "verify": ("fidelity:verify", "Replay recordings of a real scheduler through the mocker, step by step."),
     "selftest": (
         "fidelity:selftest",
         "Run the load generator against a server of known delays and print every error.",

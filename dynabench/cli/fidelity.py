@@ -205,7 +205,7 @@ def record(*, scenario: Path, out: Path) -> None:
 def verify(
     recordings: list[Path], /, *, json_output: Annotated[bool, Parameter(name="--json", negative=())] = False
 ) -> int:
-    """Replay recordings of a real vLLM scheduler through the mocker and compare step by step.
+    """Replay recordings of a real scheduler (vLLM, SGLang, TensorRT-LLM) through the mocker and compare step by step.
 
     Exit code 1: a recording differs, or cannot be read.
 
