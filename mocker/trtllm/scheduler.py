@@ -181,6 +181,7 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """Let cancelled requests leave the queue."""
+        self.dropped = []
         if not self._has_cancels:
             return
         self._has_cancels = False
