@@ -45,7 +45,9 @@ def _new_capacity(settings: Settings, needs: Needs) -> Capacity:
     adapters = None if settings.adapter_pages is None else AdapterPages(*settings.adapter_pages)
     if settings.policy == "MAX_UTILIZATION":
         return MaxUtilization(needs, limit=limit, names=names, adapters=adapters)
-    return GuaranteedNoEvict(needs, limit=limit, names=names, adapters=adapters, is_static=is_static)
+    return GuaranteedNoEvict(
+        needs, limit=limit, names=names, adapters=adapters, is_static=is_static, has_inits=settings.has_inits
+    )
 
 
 def new_waiting(settings: Settings) -> tuple[BatchWaiting | None, Balance | None]:

@@ -62,7 +62,8 @@ class BlockPool:
         """Blocks that have been forgotten so far."""
         self._free: OrderedDict[Block, None] = OrderedDict.fromkeys([Block() for _ in range(num_blocks)])
         self._found: dict[Hashable, Block] = {}  # content -> block
-        self._gone: BlockRemoved | None = None  # what is being evicted, not reported yet
+        self._gone: BlockChain | None = None  # of which these blocks are evicted, and that is not reported yet
+        self._gone_start = self._gone_stop = 0
 
     @property
     def num_free(self) -> int:
@@ -132,7 +133,9 @@ class BlockPool:
         for _ in range(count):
             block = free.popitem(last=False)[0]
             if block.chain is not None:
-                self._evict(block)
+                if block.child is not None or block.others:
+                    self._forget_descendants(block)
+                self._forget(block)
             block.num_holders = 1
             blocks.append(block)
         self._report_gone()
@@ -155,7 +158,8 @@ class BlockPool:
             key = chain.key(place)
             block = self._found.get(key)
             if block is None:
-                start = min(start, place)
+                if place < start:
+                    start = place
                 block = blocks[place]
                 self._found[key] = block
                 self._enter(block, chain, place, key, parent)
@@ -204,17 +208,8 @@ class BlockPool:
         else:
             parent.others[block] = None
 
-    def _evict(self, block: Block) -> None:
-        """Forget what is cached in a block that is taken, and in all that continue it."""
-        parent = block.parent
-        if parent is not None:
-            if parent.child is block:
-                parent.child = None
-            elif parent.others is not None:
-                del parent.others[block]
-        if block.child is None and not block.others:
-            self._forget(block)
-            return
+    def _forget_descendants(self, block: Block) -> None:
+        """Forget what is cached in all blocks that continue one, the ends of branches first."""
         branch, rest = [], [block]
         while rest:
             gone = rest.pop()
@@ -223,23 +218,27 @@ class BlockPool:
                 rest.append(gone.child)
             if gone.others:
                 rest += gone.others
-        for gone in reversed(branch):
+        for gone in reversed(branch[1:]):
             self._forget(gone)
 
     def _forget(self, block: Block) -> None:
-        """Forget what is cached in one block."""
-        chain, index = block.chain, block.index
+        """Forget what is cached in one block, which no other continues."""
+        chain, index, parent = block.chain, block.index, block.parent
         assert chain is not None, "only what is cached can be forgotten"
+        if parent is not None:
+            if parent.child is block:
+                parent.child = None
+            elif parent.others is not None:
+                del parent.others[block]
         del self._found[block.key]
         self.num_evicted += 1
-        block.chain = block.parent = block.child = block.others = None
+        block.chain = block.parent = None
         if self.has_listener:
-            gone = self._gone
-            if gone is not None and gone.chain is chain and gone.start == index + 1:
-                self._gone = BlockRemoved(chain, index, gone.stop)
+            if self._gone is chain and self._gone_start == index + 1:
+                self._gone_start = index
             else:
                 self._report_gone()
-                self._gone = BlockRemoved(chain, index, index + 1)
+                self._gone, self._gone_start, self._gone_stop = chain, index, index + 1
 
     # Events. In which order TensorRT-LLM reports a branch was not read; here its ends come first.
 
@@ -249,5 +248,5 @@ class BlockPool:
 
     def _report_gone(self) -> None:
         if self._gone is not None:
-            self.events.append(self._gone)
+            self.events.append(BlockRemoved(self._gone, self._gone_start, self._gone_stop))
             self._gone = None

@@ -79,13 +79,18 @@ class GuaranteedNoEvict(Capacity):
         names: ReuseNames | None = None,
         adapters: AdapterPages | None = None,
         is_static: bool = False,
+        has_inits: bool = True,
     ) -> None:
-        """Let at most `limit` requests pass; `names` skips for reuse, and `is_static` makes it STATIC_BATCH."""
+        """Let at most `limit` requests pass; `names` skips for reuse, and `is_static` makes it STATIC_BATCH.
+
+        Without `has_inits`, no prompt's KV comes from elsewhere.
+        """
         self._needs = needs
         self._limit = limit
         self._names = names
         self._adapters = adapters
         self._is_static = is_static
+        self._has_inits = has_inits
         self._room = 0
 
     def schedule(self, active: list[Request]) -> Passed:
@@ -99,8 +104,9 @@ class GuaranteedNoEvict(Capacity):
             return passed
         if self._names is not None:
             self._names.begin(active)
-        self._pass_fitting([request for request in active if request.state == INIT], passed)
-        self._pass_fitting([request for request in active if request.state == CONTEXT], passed)
+        if self._has_inits:
+            self._pass_fitting(active, INIT, passed)
+        self._pass_fitting(active, CONTEXT, passed)
         return passed
 
     def _pass_generating(self, active: list[Request], passed: Passed) -> None:
@@ -111,9 +117,11 @@ class GuaranteedNoEvict(Capacity):
             for request in generating:
                 self._adapters.add(request.adapter)
 
-    def _pass_fitting(self, group: list[Request], passed: Passed) -> None:
-        """Let requests pass in order, until one does not fit."""
-        for request in group:
+    def _pass_fitting(self, active: list[Request], state: int, passed: Passed) -> None:
+        """Let requests in a state pass in order, until one does not fit."""
+        for request in active:
+            if request.state != state:
+                continue
             if self._names is not None and self._names.skips(request):
                 continue
             if passed.num_passed >= self._limit:

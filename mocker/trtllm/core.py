@@ -94,7 +94,7 @@ class TrtllmCore(Core):
         batch = Batch(self.iteration)
         self._describe(batch, step)
         is_eventless = not (batch.starved or batch.delayed or self._num_leaving)
-        if iteration.is_forward and is_eventless and self._leaps.begin(step):
+        if iteration.is_forward and is_eventless and self._leaps.begin(step, len(self.running)):
             batch.is_undisturbed = True
             self._steady = batch
         return self._count(batch)
@@ -128,9 +128,10 @@ class TrtllmCore(Core):
     def _find_starved(self, batch: Batch, step: RankStep) -> None:
         """Record which generating sequences have no place in a step, and which have one again."""
         before, self._starved = self._starved, NOBODY
-        if self._leaps.num_generating() > len(step.batch.generating):
+        if len(self.running) > len(step.batch.generating):
             placed = set(step.batch.generating)
-            self._starved = [r.sequence for r in self._rank.active if r.state == GENERATING and r not in placed]
+            left = [r for r in self._rank.active if r.state == GENERATING and r not in placed]
+            self._starved = [request.sequence for request in left if request.blocks]  # else it was paused
         batch.starved = self._starved
         if before:
             batch.delayed = [sequence for sequence in batch.decodes if sequence in before]

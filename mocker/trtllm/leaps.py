@@ -21,28 +21,22 @@ class Leaps:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._rank = scheduler.ranks[0]
-        self._pool = self._rank.pool
+        self._pool = scheduler.ranks[0].pool
         self._size = scheduler.settings.tokens_per_block
         self._has_overlap = scheduler.settings.has_overlap
         self._requests: list[Request] = []
 
-    def num_generating(self) -> int:
-        """Count the active requests that generate and whose last token is not in flight."""
-        return sum([request.state == GENERATING for request in self._rank.active])
-
-    def begin(self, step: RankStep) -> bool:
-        """Return whether a step is steady."""
+    def begin(self, step: RankStep, num_started: int) -> bool:
+        """Return whether a step is steady, when so many requests have started."""
         settled = self._scheduler.settled_step(0)
         if step.chunks or step.is_held or step.passed.paused or (settled is not None and settled.chunks):
             return False
         self._requests = step.batch.generating
-        num_started = sum([request.state >= GENERATING or request.position > 0 for request in self._rank.active])
         return num_started == len(self._requests) == len(step.passed.requests)
 
     def is_steady(self) -> bool:
         """Return whether the step goes on: none of its requests has ended, or has its last token in flight."""
-        return self.num_generating() == len(self._requests)
+        return sum([request.state == GENERATING for request in self._requests]) == len(self._requests)
 
     def may_repeat(self) -> bool:
         """Return whether the blocks suffice for one more iteration."""

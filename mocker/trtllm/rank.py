@@ -65,6 +65,8 @@ class Rank:
     ) -> None:
         self.active: list[Request] = []
         """In the order in which they came."""
+        self.may_end = False
+        """Whether a request has ended or was cancelled since `end`."""
         self.pool = pool
         self._settings = settings
         self._size = settings.tokens_per_block
@@ -181,6 +183,7 @@ class Rank:
         for request, start, chunk in step.chunks:
             if request.state != ENDED and start + chunk == request.num_prompt:
                 request.add_outputs(1)
+                self.may_end |= request.state == ENDED
         if self._num_decoded > 1:
             self._sample_guesses(step, accepted)
             return
@@ -189,6 +192,7 @@ class Rank:
                 request.num_outputs += 1
                 if request.num_outputs >= request.last_output:
                     request.state = ENDED
+                    self.may_end = True
 
     def _sample_guesses(self, step: RankStep, accepted: dict[Request, int]) -> None:
         """Record the tokens of generating requests and their guesses; what was rejected leaves its slots."""
@@ -196,6 +200,7 @@ class Rank:
             if request.state != ENDED and not request.is_dummy:
                 num_accepted = accepted.get(request, 0)
                 request.add_outputs(1 + num_accepted)
+                self.may_end |= request.state == ENDED
                 if request.state != ENDED and request.blocks:
                     self._shrink(request, self._num_decoded - 1 - num_accepted)
 
@@ -209,6 +214,9 @@ class Rank:
 
     def end(self) -> list[Request]:
         """Let cancelled and ended requests leave."""
+        if not self.may_end:
+            return []
+        self.may_end = False
         gone = [request for request in self.active if request.state == ENDED or request.is_cancelled]
         for request in gone:
             self._release(request)

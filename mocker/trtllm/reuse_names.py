@@ -20,8 +20,9 @@ class ReuseNames:
     def begin(self, active: list[Request]) -> None:
         """Register what contexts beyond their first chunk are computing."""
         self._names.clear()
-        for request in active:
-            if request.state == CONTEXT and not request.is_first_chunk and (name := self._name(request)) is not None:
+        for request in [request for request in active if request.position > 0 and request.state == CONTEXT]:
+            name = self._name(request)
+            if name is not None:
                 self._names.add(name)
 
     def skips(self, request: Request) -> bool:

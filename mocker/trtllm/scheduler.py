@@ -60,12 +60,16 @@ class Scheduler:
     def cancel(self, request: Request) -> None:
         """Cancel a request; it leaves where results are handled."""
         request.is_cancelled = self._has_cancels = True
+        for rank in self.ranks:
+            rank.may_end = True
 
     def end_transfer(self, request: Request) -> None:
         """Let a request generate whose prompt's KV has come; its first output came with it."""
         if request.state == TRANSFERRING:
             request.state = GENERATING
             request.add_outputs(1)
+            for rank in self.ranks:
+                rank.may_end = True
 
     # The first half of an iteration
 
@@ -181,6 +185,7 @@ class Scheduler:
 
     def drop_cancelled(self) -> None:
         """Let cancelled requests leave the queue."""
+        self.dropped = []
         if not self._has_cancels:
             return
         self._has_cancels = False

@@ -48,6 +48,8 @@ class Settings(NamedTuple):
     """Pages for adapters, and how many each takes."""
     has_adapters: bool = True
     """Whether requests may have adapters."""
+    has_inits: bool = True
+    """Whether the KV of prompts may come from elsewhere."""
     stores_chunks: bool = False
     """Whether each chunk of a prompt is stored, and not only the whole prompt. Which of them TensorRT-LLM does was assumed."""
     has_kv_cache: bool = True
@@ -77,4 +79,5 @@ def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
         config.batch_wait_timeout_iters,
         config.batch_wait_max_tokens_ratio,
         has_adapters=False,
+        has_inits=False,
     )
