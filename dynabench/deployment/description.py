@@ -17,7 +17,7 @@ from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from foundation.settings import Count, check_settings
 from foundation.text import one_line
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
@@ -43,6 +43,9 @@ else:  # a Literal of the names in the registry
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that can hand KV over to one another."""
+
+EngineType = Literal["vllm", "sglang"]
+"""Engines whose schedulers can be simulated."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -73,8 +76,14 @@ class Pool:
     engine: EngineName = "mocker"
     """Engine that each worker runs."""
 
+    engine_type: EngineType = "vllm"
+    """Whose scheduler a simulated engine has."""
+
     mocker: EngineConfig = EngineConfig()  # noqa: RUF009 (frozen)
-    """The scheduler of a simulated engine."""
+    """The scheduler of a simulated engine, if it is vLLM's."""
+
+    sglang: SglangConfig = SglangConfig()  # noqa: RUF009
+    """The scheduler of a simulated engine, if it is SGLang's."""
 
     timing: TimingConfig = TimingConfig()  # noqa: RUF009
     """Step times of a simulated engine."""
@@ -114,6 +123,11 @@ class Pool:
                 f"role is {self.role!r}; expected 'aggregated' with engine {self.engine}: only {', '.join(HAND_OVER)} hand "
                 "KV over"
             )
+        if self.engine_type != "vllm" and (self.role != "aggregated" or self.engine != "mocker"):
+            raise ValueError(
+                f"engine_type is {self.engine_type!r}; expected 'vllm' with role {self.role} and engine {self.engine}: only "
+                "vLLM's scheduler is simulated in that part yet"
+            )
         if self.mocker.kv_role is not None:
             raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected no kv_role: the pool's role determines it")
         if self.router_mode is not None:
@@ -137,8 +151,10 @@ class Pool:
             raise ValueError(f"model {self.model}: {reason}")
 
     @property
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self) -> EngineConfig | SglangConfig:
         """Settings of its simulated engines, with the KV role that follows from its role."""
+        if self.engine_type == "sglang":
+            return self.sglang
         return replace(self.mocker, kv_role=KV_ROLES[self.role])
 
     @property
@@ -327,7 +343,8 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
     """Yield (setting, value, expected value) of the settings that must be equal in pools that serve one model."""
     yield "engine", other.engine, first.engine
     if first.engine == "mocker":
-        yield "block_size", other.mocker.block_size, first.mocker.block_size
+        yield "engine_type", other.engine_type, first.engine_type
+        yield "block_size", other.engine_config.block_size, first.engine_config.block_size
     if first.role != "aggregated" and other.role != "aggregated":  # KV travels from one to the other
         yield "model", other.timing.model, first.timing.model
         yield "kv_cache_dtype", other.timing.kv_cache_dtype, first.timing.kv_cache_dtype
