@@ -105,6 +105,7 @@ class Pool:
         check_settings(self)
         _check_name(self.name)
         self._check_role()
+        self._time_as_scheduled()
         if self.engine == "vllm":
             self._check_division()
         if self.engine_args and not self.runs_model:
@@ -115,6 +116,14 @@ class Pool:
             _ = self.arguments
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"engine_args cannot be written as JSON ({one_line(error)})") from error
+
+    def _time_as_scheduled(self) -> None:
+        """Let a scheduler that is not vLLM's have the host times of its engine."""
+        if self.engine_type in ("vllm", self.timing.timed_as):
+            return
+        if self.timing.timed_as != "vllm":
+            raise ValueError(f"timed_as is {self.timing.timed_as!r}; expected {self.engine_type!r}, as engine_type")
+        object.__setattr__(self, "timing", replace(self.timing, timed_as=self.engine_type))
 
     def _check_role(self) -> None:
         """Refuse settings that its role excludes."""
@@ -156,6 +165,11 @@ class Pool:
         if self.engine_type == "sglang":
             return self.sglang
         return replace(self.mocker, kv_role=KV_ROLES[self.role])
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Most prompt tokens in a step of its simulated engines, if prompts are cut."""
+        return self.sglang.chunk_size if self.engine_type == "sglang" else self.mocker.max_num_batched_tokens
 
     @property
     def runs_model(self) -> bool:
