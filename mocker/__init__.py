@@ -9,6 +9,7 @@ from mocker.engine import Engine
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.families import new_engine
 from mocker.sequence import Sequence
+from mocker.sglang.config import SglangConfig
 from mocker.step import Step, StepOutput
 from mocker.vllm.config import EngineConfig
 
@@ -20,6 +21,7 @@ __all__ = [
     "Engine",
     "EngineConfig",
     "Sequence",
+    "SglangConfig",
     "Step",
     "StepOutput",
     "new_engine",

@@ -23,6 +23,8 @@ from dynabench.cli.groups import (
     Pool,
     Router,
     Runtime,
+    Scheduler,
+    Sglang,
     Timing,
     Transfers,
 )
@@ -33,12 +35,14 @@ from dynabench.deployment.flags import (
     MeasuredFrontendConfig,
     MeasuredRouterConfig,
     PoolConfig,
+    SchedulerConfig,
     live_pools,
+    pools_of_type,
     simulated_pools,
 )
 from foundation.errors import UserError
 from foundation.settings import changed
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
@@ -94,7 +98,9 @@ class VirtualFlags(Flags):
 
     pool: Pool | None = None
     router: MeasuredRouter | None = None
+    scheduler: Scheduler | None = None
     engine: Engine | None = None
+    sglang: Sglang | None = None
     timing: Timing | None = None
     overhead: Overheads | None = None
     disaggregation: Disaggregation | None = None
@@ -107,6 +113,7 @@ class VirtualFlags(Flags):
         """Return the simulated deployment."""
         pool = self.pool or PoolConfig()
         pools = simulated_pools(pool, self.engine or EngineConfig(), self.timing or TimingConfig(), varied)
+        pools = pools_of_type(pools, self.scheduler or SchedulerConfig(), self.sglang or SglangConfig(), varied)
         return Deployment(pools=pools, gpus=pool.gpus, **{"router": MeasuredRouterConfig()} | sections(self))
 
 

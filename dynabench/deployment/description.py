@@ -17,7 +17,7 @@ from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from foundation.settings import Count, check_settings
 from foundation.text import one_line
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
@@ -43,6 +43,9 @@ else:  # a Literal of the names in the registry
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that can hand KV over to one another."""
+
+EngineType = Literal["vllm", "sglang"]
+"""Engines whose schedulers can be simulated."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -73,8 +76,14 @@ class Pool:
     engine: EngineName = "mocker"
     """Engine that each worker runs."""
 
+    engine_type: EngineType = "vllm"
+    """Whose scheduler a simulated engine has."""
+
     mocker: EngineConfig = EngineConfig()  # noqa: RUF009 (frozen)
-    """The scheduler of a simulated engine."""
+    """The scheduler of a simulated engine, if it is vLLM's."""
+
+    sglang: SglangConfig = SglangConfig()  # noqa: RUF009
+    """The scheduler of a simulated engine, if it is SGLang's."""
 
     timing: TimingConfig = TimingConfig()  # noqa: RUF009
     """Step times of a simulated engine."""
@@ -96,6 +105,7 @@ class Pool:
         check_settings(self)
         _check_name(self.name)
         self._check_role()
+        self._time_as_scheduled()
         if self.engine == "vllm":
             self._check_division()
         if self.engine_args and not self.runs_model:
@@ -107,12 +117,25 @@ class Pool:
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"engine_args cannot be written as JSON ({one_line(error)})") from error
 
+    def _time_as_scheduled(self) -> None:
+        """Let a scheduler that is not vLLM's have the host times of its engine."""
+        if self.engine_type in ("vllm", self.timing.timed_as):
+            return
+        if self.timing.timed_as != "vllm":
+            raise ValueError(f"timed_as is {self.timing.timed_as!r}; expected {self.engine_type!r}, as engine_type")
+        object.__setattr__(self, "timing", replace(self.timing, timed_as=self.engine_type))
+
     def _check_role(self) -> None:
         """Refuse settings that its role excludes."""
         if self.role != "aggregated" and self.engine not in HAND_OVER:
             raise ValueError(
                 f"role is {self.role!r}; expected 'aggregated' with engine {self.engine}: only {', '.join(HAND_OVER)} hand "
                 "KV over"
+            )
+        if self.engine_type != "vllm" and (self.role != "aggregated" or self.engine != "mocker"):
+            raise ValueError(
+                f"engine_type is {self.engine_type!r}; expected 'vllm' with role {self.role} and engine {self.engine}: only "
+                "vLLM's scheduler is simulated in that part yet"
             )
         if self.mocker.kv_role is not None:
             raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected no kv_role: the pool's role determines it")
@@ -137,9 +160,16 @@ class Pool:
             raise ValueError(f"model {self.model}: {reason}")
 
     @property
-    def engine_config(self) -> EngineConfig:
+    def engine_config(self) -> EngineConfig | SglangConfig:
         """Settings of its simulated engines, with the KV role that follows from its role."""
+        if self.engine_type == "sglang":
+            return self.sglang
         return replace(self.mocker, kv_role=KV_ROLES[self.role])
+
+    @property
+    def chunk_size(self) -> int | None:
+        """Most prompt tokens in a step of its simulated engines, if prompts are cut."""
+        return self.sglang.chunk_size if self.engine_type == "sglang" else self.mocker.max_num_batched_tokens
 
     @property
     def runs_model(self) -> bool:
@@ -327,7 +357,8 @@ def _shared(first: Pool, other: Pool) -> Iterator[tuple[str, Any, Any]]:
     """Yield (setting, value, expected value) of the settings that must be equal in pools that serve one model."""
     yield "engine", other.engine, first.engine
     if first.engine == "mocker":
-        yield "block_size", other.mocker.block_size, first.mocker.block_size
+        yield "engine_type", other.engine_type, first.engine_type
+        yield "block_size", other.engine_config.block_size, first.engine_config.block_size
     if first.role != "aggregated" and other.role != "aggregated":  # KV travels from one to the other
         yield "model", other.timing.model, first.timing.model
         yield "kv_cache_dtype", other.timing.kv_cache_dtype, first.timing.kv_cache_dtype

@@ -11,10 +11,10 @@ from typing import Annotated
 from cyclopts import Parameter, default_name_transform
 from msgspec import Meta
 
-from dynabench.deployment.description import ModelEngineName, Pool
+from dynabench.deployment.description import EngineType, ModelEngineName, Pool
 from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check_settings
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig, Port
@@ -146,6 +146,31 @@ class MeasuredFrontendConfig(FrontendConfig):
 
 SPLIT = frozenset({"prefill_workers", "pools.prefill.replicas"})
 """Names of the axis that divides --gpus between prefill and decode workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """Whose scheduler simulated engines have."""
+
+    engine_type: EngineType = "vllm"
+    """Whose scheduler simulated engines have. Each has settings of its own, by its own names."""
+
+
+def pools_of_type(
+    pools: tuple[Pool, ...], scheduler: SchedulerConfig, sglang: SglangConfig, varied: Collection[str] = ()
+) -> tuple[Pool, ...]:
+    """Return pools with another scheduler, or the same ones.
+
+    Raises:
+        ValueError: a setting is given of an engine whose scheduler they do not have.
+    """
+    kind = scheduler.engine_type
+    if "engine_type" not in varied:
+        unused = changed(sglang) if kind == "vllm" else changed(pools[0].mocker)
+        for name in unused:
+            flag, other = name.replace("_", "-"), "sglang" if kind == "vllm" else "vllm"
+            raise ValueError(f"--{flag} is a setting of --engine-type {other}; --engine-type is {kind}")
+    return tuple(replace(pool, engine_type=kind, sglang=sglang) for pool in pools)
 
 
 def simulated_pools(

@@ -14,7 +14,7 @@ from typing import Any
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from dynabench.elsewhere import of_setting
 from foundation.text import instead_of
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig
 from serving.frontend.config import FrontendConfig
 from serving.transfer.config import OF_LINKS, TransferRunConfig
 from serving.worker.config import WorkerConfig
@@ -23,6 +23,7 @@ DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
     WorkerConfig: ("endpoint", "role", "router_mode"),
     EngineConfig: ("kv_role",),
+    SglangConfig: ("context_length",),  # the worker's is the one that paths name
     TransferRunConfig: OF_LINKS,
     Pool: ("name",),
     Deployment: ("name", "pools"),
@@ -62,7 +63,7 @@ def own(kind: type) -> dict[str, Any]:
 @functools.cache
 def sections_of_pool(engine: str) -> dict[str, type]:
     """Return the sections that matter to a pool with this engine."""
-    used = ("mocker", "timing", "answers") if engine == "mocker" else () if engine in ECHOES else ("run",)
+    used = ("mocker", "sglang", "timing", "answers") if engine == "mocker" else () if engine in ECHOES else ("run",)
     return {name: kind for name, kind in sections(Pool).items() if name in (*used, "worker")}
 
 

@@ -139,6 +139,11 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
 
 def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
+        if pool.engine_type != "vllm":
+            raise ValueError(
+                f"pools.{pool.name}.engine_type is {pool.engine_type!r}; expected 'vllm' for live mockers: only "
+                "`dynabench simulate` has other schedulers yet"
+            )
         links = deployment.transfer
         transfer = replace(
             deployment.kv_transfer,

@@ -12,6 +12,8 @@ from serving.runtime.config import masked
 from workloads import Workload
 from workloads.pacing import LoadConfig
 
+SCHEDULERS = {"sglang": "SGLang 0.5.23's"}
+"""What is simulated instead of vLLM's scheduler, by `engine_type`."""
 MOST = 3
 """Differences between arms are listed individually up to this number."""
 
@@ -27,8 +29,9 @@ def head_of(
         "Model": _each(_model(pool) for pool in decoders),
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
+        "Scheduler": _each(SCHEDULERS.get(pool.engine_type) for pool in decoders if pool.engine == "mocker"),
         "Chunk": _each(
-            f"{pool.mocker.max_num_batched_tokens:,} tokens" for pool in decoders if pool.engine == "mocker"
+            f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from workloads import Workload
 
 
@@ -14,7 +14,7 @@ def no_effect(clock: str, workload: Workload, deployments: Sequence[Deployment])
 
 def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) -> Iterator[str]:
     pools = [pool for deployment in deployments for pool in deployment.pools]
-    policies = {pool.mocker.scheduling_policy for pool in pools if pool.engine == "mocker"}
+    policies = {_policy(pool) for pool in pools if pool.engine == "mocker"}
     if workload.has_priorities and clock != "virtual":
         yield "priorities are not sent over HTTP; dynabench simulate uses them"
     elif workload.has_priorities and policies == {"fcfs"}:
@@ -26,6 +26,12 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
         )
     if len({deployment.router_mode for deployment in deployments}) > 1 and all(map(_is_one_rank, deployments)):
         yield "with one worker, router modes differ at most in how long requests wait at the router"
+
+
+def _policy(pool: Pool) -> str:
+    if pool.engine_type == "sglang":
+        return "priority" if pool.sglang.enable_priority_scheduling else "fcfs"
+    return pool.mocker.scheduling_policy
 
 
 def _is_one_rank(deployment: Deployment) -> bool:

@@ -166,7 +166,7 @@ class Cluster:
         is_for_prefills = simulated.config.kv_role == "kv_producer" and self.prefills is not None
         routing = self.prefills if is_for_prefills and self.prefills is not None else self.routing
         engine = new_engine(
-            simulated.config,
+            simulated.settings,
             simulated.timing,
             num_blocks=simulated.num_blocks,
             host=simulated.host,

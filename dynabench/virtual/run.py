@@ -161,7 +161,8 @@ def _collecting_rarely() -> Iterator[None]:
 def _is_sync_free(deployment: Deployment) -> bool:
     """Return whether synchronous scheduling was requested with step times that do not know its cost."""
     return any(
-        pool.mocker.async_scheduling is False and pool.timing.timing_name in HOSTLESS for pool in deployment.pools
+        pool.mocker.async_scheduling is False and pool.engine_type == "vllm" and pool.timing.timing_name in HOSTLESS
+        for pool in deployment.pools
     )
 
 

@@ -73,6 +73,12 @@ class SglangConfig:
     """Which running requests are stopped first when the KV cache is full: those with the shortest output, or the least
     urgent ones."""
 
+    mem_fraction_static: Annotated[float, Meta(gt=0, lt=1)] = 0.88
+    """Share of GPU memory for weights and KV cache together."""
+
+    max_total_tokens: Count | None = None
+    """Tokens of KV cache (default: as many as fit on --gpu beside --model, else 1048576)."""
+
     disable_radix_cache: bool = False
     """Do not reuse the KV of identical prefixes."""
 

@@ -197,6 +197,7 @@ class SglangCore(Core):
                 if not self._requests:
                     raise EngineStoppedError(f"{sequence} fills the KV cache alone, and SGLang aborts it")
                 sequence.is_failed = True
+                self.dropped.append(sequence)
                 self._failed.append(sequence)
         self.dropped = [sequence for sequence in self.dropped if self._has_rows(sequence)]
 

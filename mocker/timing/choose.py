@@ -6,8 +6,10 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mocker.contract import EngineSettings
 from mocker.models.kv_cache import KvCache, MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
+from mocker.sglang.config import SglangConfig
 from mocker.tiers.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
@@ -24,6 +26,7 @@ from mocker.timing.table import Table
 from mocker.vllm.config import EngineConfig
 
 DEFAULT_NUM_BLOCKS = 16384
+DEFAULT_NUM_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class SimulatedEngine:
     """Everything from which an `Engine` is built."""
 
     config: EngineConfig
+    """Its settings as those of vLLM, for whoever asks about size and budgets only."""
     timing: TimingModel
     num_blocks: int
     """KV blocks, null block included."""
@@ -42,6 +46,8 @@ class SimulatedEngine:
     """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
     """Whether a worker's ranks run their steps together, because each holds experts of all."""
+    settings: EngineSettings
+    """Its settings by the names of its own family."""
 
     @property
     def num_usable_blocks(self) -> int:
@@ -71,12 +77,17 @@ class SimulatedEngine:
 
 
 @functools.lru_cache(maxsize=64)
-def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> SimulatedEngine:  # noqa: B008 (frozen)
+def resolve(
+    engine: EngineConfig | SglangConfig,
+    timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
+) -> SimulatedEngine:
     """Find an engine's step times and KV blocks; equal settings share one model, which has no state of an engine.
 
     Raises:
         ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit or cannot be divided.
     """
+    if isinstance(engine, SglangConfig):
+        return _resolve_sglang(engine, timing)
     if timing.model is not None and timing.is_generic:
         raise ValueError(
             f"model {timing.model} needs a gpu for its step times and KV blocks, such as h100 (`dynabench hardware` "
@@ -99,7 +110,54 @@ def resolve(engine: EngineConfig, timing: TimingConfig = TimingConfig()) -> Simu
         more=more,
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
+        settings=engine,
     )
+
+
+def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
+    """Find the same for SGLang, whose memory is divided otherwise."""
+    budget = engine.chunk_size or engine.max_prefill_tokens
+    num_pages = None if engine.max_total_tokens is None else engine.max_total_tokens // engine.page_size
+    if num_pages is None and (timing.gpu is None or timing.model is None):
+        num_pages = DEFAULT_NUM_TOKENS // engine.page_size
+    described = EngineConfig(
+        block_size=engine.page_size,
+        num_gpu_blocks=None if num_pages is None else num_pages + 1,  # no page is a null block
+        max_num_seqs=min(engine.num_rows(DEFAULT_NUM_TOKENS), budget),
+        max_num_batched_tokens=budget,
+        max_model_len=engine.context_length,
+        enable_prefix_caching=not engine.disable_radix_cache,
+        enable_chunked_prefill=engine.chunk_size is not None,
+        async_scheduling=engine.is_async,
+    )
+    found = resolve(described, timing)
+    if found.more is not None:
+        raise ValueError(
+            f"model {timing.model} has layers that do not keep all tokens, which SGLang's scheduler does not have yet"
+        )
+    if num_pages is None:
+        num_pages = _pages_that_fit(engine, timing)
+    settings = replace(engine, context_length=found.config.max_model_len)
+    return replace(found, settings=settings, num_blocks=num_pages + 1)
+
+
+def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
+    """Return the pages of KV in a share of the memory, beside the weights.
+
+    Raises:
+        ValueError: the weights leave no room.
+    """
+    assert timing.gpu is not None
+    gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
+    num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
+    room = engine.mem_fraction_static * gpu.memory - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    page = kv_cache(timing.shape, block_size=engine.page_size, num_gpus=num_gpus, kv_dtype=timing.kv_dtype).block
+    if room < 2 * page:
+        raise ValueError(
+            f"the weights leave no room for KV in mem_fraction_static ({engine.mem_fraction_static:g}) of {gpu.name}'s "
+            f"{gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
+        )
+    return int(room // page)
 
 
 def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:

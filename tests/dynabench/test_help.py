@@ -125,7 +125,7 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
         ("workload synth o.jsonl --num-prompts 4", "--num-prompts; use --requests"),
         ("kubernetes d.yaml --out o --replicas 4", "--replicas; give the number in the deployment file"),
         ("simulate --router kv", "--router; use --router-mode"),
-        ("simulate --max-requsts 4", "--max-requsts; did you mean --max-requests?"),
+        ("simulate --max-requsts 4", "--max-requsts; did you mean --max-requests or --max-queued-requests?"),
         ("doctor --frobnicate", "--frobnicate; dynabench doctor --help-all lists all options\n"),
     ],
 )
@@ -253,8 +253,6 @@ def test_only_simulated_workers_are_said_to_have_gpus():
     ("name", "told"),
     [
         ("tp", "use tensor_parallel_size"),
-        ("max_running_requests", "use max_num_seqs"),
-        ("disable_radix_cache", "use enable_prefix_caching=off"),
         ("speculative_config", "speculative decoding is not simulated"),
     ],
 )

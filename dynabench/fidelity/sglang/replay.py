@@ -101,7 +101,7 @@ class _Replay:
             stop_after=action.stop_after,
             ignores_eos=action.ignores_eos,
             priority=action.priority,
-            head=content.head(NUM_HEAD_TOKENS),
+            head=None if NUM_HEAD_TOKENS % self._config.page_size == 0 else content.head(NUM_HEAD_TOKENS),
         )
         request.is_marked = is_refused
         self._requests[action.id] = request

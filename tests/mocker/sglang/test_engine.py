@@ -102,11 +102,11 @@ def flat(events):
 
 
 def drive(config, num_pages, requests, *, max_iterations, looks=()):
-    """Run a workload on an engine, and return what came of each request, the KV events, and the gaps between tokens."""
+    """Run a workload on an engine, and return what came of each request, KV events, gaps, and how many events were seen."""
     engine = new_engine(config, Constant(PREFILL_S, DECODE_S), num_blocks=num_pages)
     to_do = [*happenings(requests), *[(look, "look", None) for look in looks]]
     to_do.sort(key=lambda happening: happening[0])
-    sequences, ends, events, now = {}, {}, [], 0.0
+    sequences, ends, events, seen, now = {}, {}, [], [], 0.0
 
     def happen(kind, request):
         if kind == "add":
@@ -117,6 +117,8 @@ def drive(config, num_pages, requests, *, max_iterations, looks=()):
             engine.add(sequence)
         elif kind == "abort":
             engine.abort(sequences[request["id"]])
+        else:
+            seen.append(len(events))
 
     while True:
         if engine.step is None:
@@ -130,10 +132,10 @@ def drive(config, num_pages, requests, *, max_iterations, looks=()):
         if to_do and to_do[0][0] < engine.step.end:
             time, kind, request = to_do.pop(0)
             engine.advance(time)
-            if kind != "look":
-                happen(kind, request)
-                engine.step.cut(time)
             events += engine.outbox.take_events()
+            happen(kind, request)
+            if kind != "look":
+                engine.step.cut(time)
             continue
         output = engine.complete()
         now = output.end
@@ -150,7 +152,7 @@ def drive(config, num_pages, requests, *, max_iterations, looks=()):
         )
         for sequence in sequences.values()
     }
-    return rows, ends, flat(events), gaps_of(engine)
+    return rows, ends, flat(events), gaps_of(engine), seen
 
 
 def gaps_of(engine):
@@ -256,7 +258,7 @@ def test_an_engine_decides_what_the_scheduler_decides_alone(config, requests):
 def test_a_leap_is_its_iterations_taken_one_at_a_time(config, requests, looks):
     num_pages = room_for(requests, config)
     try:
-        expected = drive(config, num_pages, requests, max_iterations=1)
+        expected = drive(config, num_pages, requests, max_iterations=1, looks=looks)
     except EngineStoppedError:
         return
     assert drive(config, num_pages, requests, max_iterations=1 << 62, looks=looks) == expected
