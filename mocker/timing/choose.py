@@ -37,7 +37,7 @@ class SimulatedEngine:
     """Its settings as those of vLLM, for whoever asks about size and budgets only."""
     timing: TimingModel
     num_blocks: int
-    """KV blocks, null block included."""
+    """KV blocks; vLLM's include a null block, which holds nothing."""
     host: HostMemory | None
     """Host memory for KV, if any."""
     more: MoreBlocks | None
@@ -51,8 +51,8 @@ class SimulatedEngine:
 
     @property
     def num_usable_blocks(self) -> int:
-        """Blocks that can hold tokens: all but the null block."""
-        return self.num_blocks - 1
+        """Blocks that can hold tokens."""
+        return self.num_blocks - isinstance(self.settings, EngineConfig)
 
     @property
     def num_usable_tokens(self) -> int:
@@ -122,7 +122,7 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
         num_pages = DEFAULT_NUM_TOKENS // engine.page_size
     described = EngineConfig(
         block_size=engine.page_size,
-        num_gpu_blocks=None if num_pages is None else num_pages + 1,  # no page is a null block
+        num_gpu_blocks=None if num_pages is None else num_pages + 1,  # with a null block
         max_num_seqs=min(engine.num_rows(DEFAULT_NUM_TOKENS), budget),
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
@@ -138,7 +138,7 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     if num_pages is None:
         num_pages = _pages_that_fit(engine, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_pages + 1)
+    return replace(found, settings=settings, num_blocks=num_pages)
 
 
 def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
