@@ -12,8 +12,8 @@ from serving.runtime.config import masked
 from workloads import Workload
 from workloads.pacing import LoadConfig
 
-SCHEDULERS = {"sglang": "SGLang 0.5.23's"}
-"""What is simulated instead of vLLM's scheduler, by `engine_type`."""
+SCHEDULERS = {"vllm": "vLLM 0.32's", "sglang": "SGLang 0.5.23's"}
+"""Whose scheduler is simulated, by `engine_type`."""
 MOST = 3
 """Differences between arms are listed individually up to this number."""
 
@@ -29,7 +29,7 @@ def head_of(
         "Model": _each(_model(pool) for pool in decoders),
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
-        "Scheduler": _each(SCHEDULERS.get(pool.engine_type) for pool in decoders if pool.engine == "mocker"),
+        "Scheduler": _schedulers(decoders),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -84,6 +84,12 @@ def _longer_context(pool: Pool) -> str | None:
         f"max_model_len {given:,} is more than the model's {own:,}; vLLM starts with it only if --hf-overrides scales the "
         "positions, or with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
     )
+
+
+def _schedulers(pools: Sequence[Pool]) -> str:
+    """Name the simulated schedulers, unless all are vLLM's."""
+    types = [pool.engine_type for pool in pools if pool.engine == "mocker"]
+    return _each(map(SCHEDULERS.__getitem__, types)) if set(types) - {"vllm"} else ""
 
 
 def _each(texts: Iterable[str | None]) -> str:
