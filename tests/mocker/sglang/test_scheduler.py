@@ -3,10 +3,12 @@
 import pytest
 
 from mocker import BlockChain
+from mocker.models.kv_cache import KvPool, MoreBlocks
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.core import SglangCore
 from mocker.sglang.request import Request
 from mocker.sglang.scheduler import Scheduler
+from mocker.tiers.config import HostMemory
 
 
 def tokens(*parts):
@@ -140,7 +142,10 @@ def test_settings_that_no_engine_can_run_with_are_refused(settings, message):
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("asked", [{"host": object()}, {"more": object()}, {"max_loras": 2}])
+MORE = MoreBlocks(KvPool((), 1.0), block_size=16, unit=1.0)
+
+
+@pytest.mark.parametrize("asked", [{"host": HostMemory(num_chunks=4)}, {"more": MORE}, {"max_loras": 2}])
 def test_what_is_not_modelled_is_refused(asked):
     with pytest.raises(ValueError, match="is not modelled yet"):
         SglangCore(SglangConfig(), 16, **asked)

@@ -10,6 +10,7 @@ from mocker import BlockChain, BlockRemoved, Sequence
 from mocker.contract import NeverAdmittedError
 from mocker.engine import Engine
 from mocker.timing.constant import Constant
+from mocker.trtllm import core as module
 from mocker.trtllm.block_pool import OutOfBlocksError
 from mocker.trtllm.config import TrtllmConfig
 from mocker.trtllm.core import TrtllmCore
@@ -84,6 +85,10 @@ def scenarios(draw):
     return config, -(-most // config.tokens_per_block) + draw(st.integers(0, 30 // config.tokens_per_block + 2)), calls
 
 
+IS_COMPILED = not module.__file__.endswith(".py")
+"""Whether the core is compiled, so that no class can be derived from it here."""
+
+
 class WatchedCore(TrtllmCore):
     """A core that keeps what it was asked and what it decided: see `decided`."""
 
@@ -122,7 +127,7 @@ class WatchedCore(TrtllmCore):
 class Drive:
     """What can be seen of a workload that an engine carried out."""
 
-    core: WatchedCore
+    core: TrtllmCore
     log: list[object]
     rows: list[object]
     gaps: list[float]
@@ -133,7 +138,7 @@ class Drive:
 
 def drive(config, num_blocks, calls, *, max_iterations):
     """Carry out a workload as the drivers do."""
-    core = WatchedCore(config, num_blocks)
+    core = (TrtllmCore if IS_COMPILED else WatchedCore)(config, num_blocks)
     engine = Engine(config, core, Constant(0.25, 0.125))
     happenings = sorted(
         [(call.at_s, 0, call.number, call) for call in calls]

@@ -10,10 +10,13 @@ from mocker.tiers.config import HostMemory
 from mocker.timing.constant import Constant
 from mocker.trtllm.block_pool import OutOfBlocksError
 from mocker.trtllm.config import TrtllmConfig
-from tests.mocker.trtllm.driving import decided, drive, scenarios
+from tests.mocker.trtllm.driving import IS_COMPILED, decided, drive, scenarios
 from tests.support.examples import worth
 
 
+@pytest.mark.skipif(
+    IS_COMPILED, reason="a compiled core cannot be watched; the same test runs with the interpreted one"
+)
 @settings(max_examples=worth(400), deadline=None)
 @given(scenarios())
 def test_an_engine_takes_the_decisions_of_the_scheduler(scenario):
