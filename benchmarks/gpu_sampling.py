@@ -11,6 +11,7 @@ import csv
 import statistics
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -85,7 +86,7 @@ def main() -> None:
     """Measure all combinations that fit and write them as CSV."""
     device = torch.device("cuda")
     torch.manual_seed(0)
-    with open(sys.argv[1], "w", newline="") as file:
+    with Path(sys.argv[1]).open("w", newline="") as file:
         out = csv.writer(file)
         out.writerow(["gpu", "torch", "kind", "vocabulary", "sequences", "ms"])
         for size in VOCABULARIES:
