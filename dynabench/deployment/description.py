@@ -21,6 +21,7 @@ from mocker import EngineConfig, SglangConfig
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
+from mocker.timing.choose import with_sglang_defaults
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
@@ -169,7 +170,9 @@ class Pool:
     @property
     def chunk_size(self) -> int | None:
         """Most prompt tokens in a step of its simulated engines, if prompts are cut."""
-        return self.sglang.chunk_size if self.engine_type == "sglang" else self.mocker.max_num_batched_tokens
+        if self.engine_type == "sglang":
+            return with_sglang_defaults(self.sglang, self.timing).chunk_size
+        return self.mocker.max_num_batched_tokens
 
     @property
     def runs_model(self) -> bool:
