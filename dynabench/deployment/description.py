@@ -22,6 +22,7 @@ from mocker.config import EngineType, FamilyConfig, timed_as
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
+from mocker.timing.choose import with_sglang_defaults
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
@@ -169,7 +170,8 @@ class Pool:
     @property
     def chunk_size(self) -> int | None:
         """Most prompt tokens in a step of its simulated engines, if prompts are cut."""
-        return self.engine_config.chunk_size
+        config = self.engine_config
+        return (with_sglang_defaults(config, self.timing) if isinstance(config, SglangConfig) else config).chunk_size
 
     @property
     def dp_size(self) -> int:

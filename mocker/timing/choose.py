@@ -22,12 +22,17 @@ from mocker.timing.model import Faster, TimingModel
 from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
+from mocker.timing.sglang_defaults import static_share, usual_chunk
 from mocker.timing.table import Table
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
 
 DEFAULT_NUM_BLOCKS = 16384
 DEFAULT_NUM_TOKENS = 1 << 20
+SGLANG_OUTSIDE = 0.6 * GIB
+"""Bytes that are not free on each GPU when SGLang begins to load weights: CUDA's own."""
+SGLANG_OUTSIDE_TP = 1.8 * GIB
+"""The same with the communication buffers of GPUs that share a model: H200s of an InferenceX run had 137.9 of 139.8 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +122,32 @@ def resolve(
     )
 
 
+def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangConfig:
+    """Set what SGLang would choose for the GPU and the model; what is set stays as it is.
+
+    Raises:
+        ValueError: the GPU or the model is unknown.
+    """
+    if timing.gpu is None or timing.model is None:
+        return engine
+    gpu = find_gpu(timing.gpu)
+    if engine.chunked_prefill_size is None:
+        engine = replace(engine, chunked_prefill_size=usual_chunk(gpu))
+    if engine.mem_fraction_static is None:
+        share = static_share(
+            gpu,
+            timing.shape,
+            num_gpus=timing.tensor_parallel_size,
+            num_tokens=engine.chunk_size or engine.max_prefill_tokens,
+            max_running=engine.max_running_requests,
+        )
+        engine = replace(engine, mem_fraction_static=share)
+    return engine
+
+
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for SGLang, whose memory is divided otherwise."""
+    engine = with_sglang_defaults(engine, timing)
     budget = engine.chunk_size or engine.max_prefill_tokens
     num_pages = None if engine.max_total_tokens is None else engine.max_total_tokens // engine.page_size
     if num_pages is None and (timing.gpu is None or timing.model is None):
@@ -144,15 +173,17 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
 
 
 def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
-    """Return the pages of KV in a share of the memory, beside the weights.
+    """Return the pages of KV in a share of the memory that is free before the weights are loaded, beside them.
 
     Raises:
         ValueError: the weights leave no room.
     """
     assert timing.gpu is not None
+    assert engine.mem_fraction_static is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
     num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
-    room = engine.mem_fraction_static * gpu.memory - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    free = gpu.memory - (SGLANG_OUTSIDE_TP if num_gpus > 1 else SGLANG_OUTSIDE)
+    room = engine.mem_fraction_static * free - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     page = kv_cache(timing.shape, block_size=engine.page_size, num_gpus=num_gpus, kv_dtype=timing.kv_dtype).block
     if room < 2 * page:
         raise ValueError(
