@@ -49,8 +49,9 @@ TRTLLM_FILE = {
 def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     """Return SGLang's command line; the quantization is one that it makes on loading."""
     timing = pool.timing
-    config = with_sglang_defaults(pool.sglang, timing) if pool.engine_type == "sglang" else _as_sglang(pool)
+    config = _as_sglang(pool) if pool.engine_type == "vllm" else with_sglang_defaults(pool.sglang, timing)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
+    settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {
         "model_path": timing.model or "MODEL",
