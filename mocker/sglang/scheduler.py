@@ -143,7 +143,7 @@ class Scheduler:
         requeued: list[Request] = []
         if not self._defers_prefill():
             work = self._prefill(requeued)
-        if work is None and self.running.requests:
+        if work is None and self.running.requests and not self.running.is_prefill_only:
             work = self._decode(requeued)
         if work is None:
             work, self._last = Work("idle"), None
@@ -175,6 +175,7 @@ class Scheduler:
             if last.requests:
                 if self.running.requests:
                     self.running.requests = self.running.requests + last.requests
+                    self.running.is_prefill_only &= last.is_prefill_only
                 else:
                     self.running = last
         if self.running.drop():
@@ -235,6 +236,7 @@ class Scheduler:
         self.pool.extend(admitted)
         rows = Rows(admitted, chunked=chunked)
         rows.kind = "extend"
+        rows.is_prefill_only = all(request.max_new == 0 for request in admitted)
         rows.num_extend = sum([count for _, _, count in work.prefills])
         if self.config.enable_mixed_chunk and self.config.chunk_size is not None and self.running.requests:
             self._mix(work, rows)
@@ -255,6 +257,7 @@ class Scheduler:
         work.decodes = running.requests
         rows.requests = rows.requests + running.requests
         rows.num_extend += len(running.requests)
+        rows.is_prefill_only = False
         self.running = Rows([], is_full=running.is_full)
 
     def _launch(self, rows: Rows) -> None:
@@ -347,9 +350,11 @@ class Scheduler:
         outcome.tokens.append(request)
         if request.is_marked:
             request.ending = "abort"
+        elif request.generated > request.max_new:  # 0, and one is made
+            request.ending = "length"
         elif request.generated == request.stop_after and not request.ignores_eos:
             request.ending = "stop"
-        elif request.generated >= request.max_new:
+        elif request.generated == request.max_new:
             request.ending = "length"
         if request.ending:
             outcome.finished.append(request)
