@@ -46,6 +46,10 @@ class Scheduler:
         """Iterations that are scheduled and not processed."""
         self.aborted: list[Request] = []
         """Requests that ended outside of an iteration, until `take_aborted`."""
+        self.sends_events = False
+        """Whether SGLang sends the events of its cache now, after what was processed last."""
+        self.num_decoded = 0
+        """Iterations without prefills that were processed since the cache was flushed."""
         self.takes_new = True
         """Whether waiting requests may be admitted."""
         self._policies = Policies(config, self.pool)
@@ -129,6 +133,7 @@ class Scheduler:
         if not self.is_idle:
             return False
         self._last = None
+        self.num_decoded = 0
         self.pool.clear()
         return True
 
@@ -192,6 +197,7 @@ class Scheduler:
 
     def rest(self) -> None:
         """Begin again with the ratio if nothing was scheduled, and nothing is left."""
+        self.sends_events = self.is_idle
         if self.is_idle:
             self.ratio.reset()
 
@@ -325,6 +331,7 @@ class Scheduler:
 
     def pass_iterations(self, num_iterations: int) -> None:
         """Let the tokens of iterations of the oldest batch in flight be known, in which nothing else happens."""
+        self.num_decoded += num_iterations
         for request in self.in_flight[0].decodes:
             request.generated += num_iterations
 
@@ -340,6 +347,9 @@ class Scheduler:
                 self._append(request, outcome, is_prefill=True)
         for request in work.decodes:
             self._append(request, outcome, is_prefill=False)
+        if not work.prefills:
+            self.num_decoded += 1
+        self.sends_events = bool(work.prefills) or self.num_decoded % self.config.decode_log_interval == 0
         return outcome
 
     def _append(self, request: Request, outcome: Outcome, *, is_prefill: bool) -> None:

@@ -275,9 +275,11 @@ class _NoPublisher:
 
     def __init__(self, **_: Any) -> None:
         self.enable_kv_cache_events = False
+        self.was_asked = False
 
     def publish_kv_events(self) -> None:
-        """Publish nothing."""
+        """Publish nothing, but note it."""
+        self.was_asked = True
 
     def emit_kv_metrics(self) -> None:
         """Publish nothing."""
