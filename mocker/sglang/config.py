@@ -94,6 +94,10 @@ class SglangConfig:
     disable_overlap_schedule: bool = False
     """Schedule a step only when the result of the one before it is known."""
 
+    decode_log_interval: Count = 40
+    """Steps without prompts after which KV events are sent; they are also sent after each step with prompts, and when the
+    engine becomes idle."""
+
     new_token_ratio_decay_steps: Count = 600
     """Steps in which the expected share of output limits falls to its lowest value (SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS)."""
 

@@ -202,11 +202,13 @@ class SglangCore(Core):
         self.dropped = [sequence for sequence in self.dropped if self._has_rows(sequence)]
 
     def publish(self) -> None:
-        """See `Core`."""
-        tree = self._pool.tree
-        if tree.events:
+        """See `Core`. SGLang sends them seldom while it decodes, and what is left when it becomes idle."""
+        tree, scheduler = self._pool.tree, self.scheduler
+        is_idle = not (self._requests or scheduler.in_flight)
+        if tree.events and (scheduler.sends_events or is_idle):
             self.outbox.events += tree.events
             tree.events = []
+        scheduler.sends_events = False
 
     # Leaps
 
@@ -214,7 +216,11 @@ class SglangCore(Core):
         """See `Core`."""
         if not batch.is_undisturbed or self.dropped or self._to_abort:
             return 1
-        return self._leaps.num_iterations(limit)
+        count, tree = self._leaps.num_iterations(limit), self._pool.tree
+        if tree.has_listener and (tree.events or self._leaps.may_evict(count)):
+            interval = self.config.decode_log_interval
+            return min(count, interval - self.scheduler.num_decoded % interval)  # it ends when events are sent
+        return count
 
     def may_evict(self, num_iterations: int) -> bool:
         """See `Core`."""

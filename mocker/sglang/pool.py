@@ -190,5 +190,6 @@ class Pool:
 
     def clear(self) -> None:
         """Forget all cached KV; no request holds any."""
-        self.tree.clear()
+        if self._has_tree:
+            self.tree.clear()
         self.num_free = self.num_pages

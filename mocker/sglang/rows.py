@@ -14,12 +14,13 @@ Kind = Literal["extend", "mixed", "decode", "idle"]
 class Rows:
     """Requests that are computed together."""
 
-    __slots__ = ("chunked", "is_full", "kind", "num_extend", "requests")
+    __slots__ = ("chunked", "is_full", "is_prefill_only", "kind", "num_extend", "requests")
 
     def __init__(self, requests: list[Request], *, chunked: Request | None = None, is_full: bool = False) -> None:
         self.requests = requests  # never changed in place
         self.chunked = chunked  # the one of them whose prefill is not complete
         self.is_full = is_full  # nobody is admitted beside them until one of them leaves
+        self.is_prefill_only = False  # none of those that were ever in it may produce a token after its prefill's
         self.kind: Kind = "decode"
         self.num_extend = 0  # tokens that they were created to compute; never cleared, as in SGLang
 

@@ -48,6 +48,10 @@ class Scheduler:
         """Iterations that are scheduled and not processed."""
         self.aborted: list[Request] = []
         """Requests that ended outside of an iteration, until `take_aborted`."""
+        self.sends_events = False
+        """Whether SGLang sends the events of its cache now, after what was processed last."""
+        self.num_decoded = 0
+        """Iterations without prefills that were processed since the cache was flushed."""
         self.takes_new = True
         """Whether waiting requests may be admitted."""
         self._policies = Policies(config, self.pool)
@@ -138,6 +142,7 @@ class Scheduler:
         if not self.is_idle:
             return False
         self._last = None
+        self.num_decoded = 0
         self.pool.clear()
         return True
 
@@ -154,7 +159,7 @@ class Scheduler:
         requeued: list[Request] = []
         if not self._defers_prefill():
             work = self._prefill(requeued)
-        if work is None and self.running.requests:
+        if work is None and self.running.requests and not self.running.is_prefill_only:
             work = self._decode(requeued)
         if work is None:
             work, self._last = Work("idle"), None
@@ -186,6 +191,7 @@ class Scheduler:
             if last.requests:
                 if self.running.requests:
                     self.running.requests = self.running.requests + last.requests
+                    self.running.is_prefill_only &= last.is_prefill_only
                 else:
                     self.running = last
         if self.running.drop():
@@ -202,6 +208,7 @@ class Scheduler:
 
     def rest(self) -> None:
         """Begin again with the ratio if nothing was scheduled, and nothing is left."""
+        self.sends_events = self.is_idle
         if self.is_idle:
             self.ratio.reset()
 
@@ -246,6 +253,7 @@ class Scheduler:
         self.pool.extend(admitted)
         rows = Rows(admitted, chunked=chunked)
         rows.kind = "extend"
+        rows.is_prefill_only = all(request.max_new == 0 for request in admitted)
         rows.num_extend = sum([count for _, _, count in work.prefills])
         if self.config.enable_mixed_chunk and self.config.chunk_size is not None and self.running.requests:
             self._mix(work, rows)
@@ -266,6 +274,7 @@ class Scheduler:
         work.decodes = running.requests
         rows.requests = rows.requests + running.requests
         rows.num_extend += len(running.requests)
+        rows.is_prefill_only = False
         self.running = Rows([], is_full=running.is_full)
 
     def _launch(self, rows: Rows) -> None:
@@ -334,6 +343,7 @@ class Scheduler:
 
     def pass_iterations(self, num_iterations: int) -> None:
         """Let the tokens of iterations of the oldest batch in flight be known, in which nothing else happens."""
+        self.num_decoded += num_iterations
         for request in self.in_flight[0].decodes:
             request.generated += num_iterations
 
@@ -349,6 +359,9 @@ class Scheduler:
                 self._append(request, outcome, is_prefill=True)
         for request in work.decodes:
             self._append(request, outcome, is_prefill=False)
+        if not work.prefills:
+            self.num_decoded += 1
+        self.sends_events = bool(work.prefills) or self.num_decoded % self.config.decode_log_interval == 0
         return outcome
 
     def _append(self, request: Request, outcome: Outcome, *, is_prefill: bool) -> None:
@@ -359,9 +372,11 @@ class Scheduler:
         outcome.tokens.append(request)
         if request.is_marked:
             request.ending = "abort"
+        elif request.generated > request.max_new:  # 0, and one is made
+            request.ending = "length"
         elif request.generated == request.stop_after and not request.ignores_eos:
             request.ending = "stop"
-        elif request.generated >= request.max_new:
+        elif request.generated == request.max_new:
             request.ending = "length"
         if request.ending:
             outcome.finished.append(request)

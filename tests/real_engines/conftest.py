@@ -46,7 +46,7 @@ else:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
     waiting.PATIENCE_S = 240.0  # without a GPU a model may take minutes to load
-    others = {"llamacpp", "vllm"} - {ENGINE}
+    others = {"llamacpp", "sglang", "vllm"} - {ENGINE}
     collect_ignore_glob = [f"test_{other}*.py" for other in others]
 
 

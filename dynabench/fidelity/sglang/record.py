@@ -16,6 +16,7 @@ from typing import Any
 
 from dynabench.fidelity.recordings import Json, RecordingError, rows_of
 from dynabench.fidelity.sglang.real import EOS, VERSION, RealScheduler, environment
+from dynabench.fidelity.sglang.recordings import SENT
 from foundation.files import new_file
 
 MAX_IDLE_STEPS = 64
@@ -117,6 +118,7 @@ class _Recorder:
         scheduler, real = self._scheduler, self._real
         batch = real.schedule()
         row: Json = {"step": step} | self._scheduled(batch)
+        scheduler.kv_events_publisher.was_asked = False
         known = {id(each): len(each.output_ids) for each in self._awaited(batch)}
         if (processed := real.run(batch, step)) is not None:
             if scheduler.enable_overlap:
@@ -125,6 +127,7 @@ class _Recorder:
         if real.aborted:
             row["aborted"] = list(real.aborted)
             real.aborted.clear()
+        row[SENT] = scheduler.kv_events_publisher.was_asked
         row |= {f"{key}_after": value for key, value in self._counts().items() if value != row[key]}
         if events := [each for event in scheduler.tree_cache.take_events() for each in self._event(event)]:
             row["events"] = events

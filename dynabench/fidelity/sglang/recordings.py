@@ -34,6 +34,8 @@ STATE = (
     "ratio",
 )
 RESULT = ("processed", "tokens", "finished", "aborted", "free_after", "evictable_after", "ratio_after")
+SENT = "published"
+"""Whether SGLang sends the events of its cache in this step. Recordings may be without."""
 LISTS = ("reqs", "requeued", "tokens", "finished", "aborted")
 """Fields that are left out if they are empty."""
 
@@ -175,7 +177,7 @@ def _iteration(path: Path, number: int, row: Json) -> Iteration:
         raise RecordingError(
             f"{path}, line {number + 2}: has step {row['step']} instead of {number}; lines are missing, or not in order"
         )
-    known = {*STATE, *RESULT, "step", "events"}
+    known = {*STATE, *RESULT, "step", "events", SENT}
     if unknown := [name for name in row if name not in known]:
         raise RecordingError(f"{path}, line {number + 2}: has {unknown[0]!r}, which is not known")
     absent: Json = {name: [] for name in LISTS}
@@ -185,6 +187,6 @@ def _iteration(path: Path, number: int, row: Json) -> Iteration:
     return Iteration(
         number,
         {name: row[name] for name in STATE},
-        {name: row[name] for name in RESULT},
+        {name: row[name] for name in (*RESULT, *([SENT] if SENT in row else []))},
         row.get("events", []),
     )

@@ -2,7 +2,7 @@
 
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.sglang.pages import Content, event_rows
-from dynabench.fidelity.sglang.recordings import Action, Iteration, Recording
+from dynabench.fidelity.sglang.recordings import SENT, Action, Iteration, Recording
 from mocker.sglang.policies import NUM_HEAD_TOKENS
 from mocker.sglang.request import Request
 from mocker.sglang.rows import Work
@@ -136,6 +136,7 @@ class _Replay:
         """Process the result that SGLang processed in this step."""
         scheduler, is_async = self._scheduler, self._config.is_async
         outcome, processed = Outcome([], []), None
+        scheduler.sends_events = False
         if not is_async and work.kind != "idle":
             outcome = scheduler.process(work)
         elif self._in_flight:
@@ -143,6 +144,7 @@ class _Replay:
             outcome = scheduler.process(before)
         elif work.kind == "idle":
             scheduler.rest()
+        sends = scheduler.sends_events
         if is_async and work.kind != "idle":
             self._in_flight.append((step, work))
         return {
@@ -150,6 +152,7 @@ class _Replay:
             "tokens": [self._token(request) for request in outcome.tokens],
             "finished": [[request.id, request.ending] for request in outcome.finished],
             "aborted": _ids(scheduler.take_aborted()),
+            SENT: sends,
         } | self._counts("_after")
 
     @staticmethod

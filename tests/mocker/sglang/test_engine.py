@@ -40,6 +40,7 @@ configs = st.builds(
     disable_radix_cache=st.sampled_from([False, False, False, True]),
     radix_eviction_policy=st.sampled_from(["lru", "lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]),
     disable_overlap_schedule=st.booleans(),
+    decode_log_interval=st.sampled_from([1, 3, 40]),
     new_token_ratio_decay_steps=st.sampled_from([5, 600]),
 )
 ordered = st.builds(
@@ -277,3 +278,20 @@ def test_a_long_answer_is_one_leap():
         assert step.end == now
     assert num_steps < 8
     assert now == PREFILL_S + 499 * DECODE_S
+
+
+@pytest.mark.parametrize("max_iterations", [1, 1 << 62])
+@pytest.mark.parametrize("is_async", [False, True])
+def test_events_leave_after_prompts_then_seldom_and_when_nothing_is_left(is_async, max_iterations):
+    config = SglangConfig(decode_log_interval=10, disable_overlap_schedule=not is_async)
+    engine = new_engine(config, Constant(PREFILL_S, DECODE_S), num_blocks=1000)
+    for id, max_tokens in enumerate((3, 25)):
+        request = {"id": id, "group": id, "shared": 0, "num_prompt": 10, "max_tokens": max_tokens, "priority": 0}
+        engine.add(Sequence(id, num_prompt=10, max_tokens=max_tokens, chain=chain_of(request, 1)))
+    sent, now = [], 0.0
+    while engine.schedule(now, max_iterations=max_iterations) is not None:
+        now = engine.complete().end
+        if events := engine.outbox.take_events():
+            sent.append(((now - PREFILL_S) / DECODE_S, [event.stop - event.start for event in events]))
+    # The prompts; the answer that ends with the second decode; the other, whose last token is never computed.
+    assert sent == [(0, [10, 10]), (10, [2]), (24, [24])]

@@ -8,12 +8,14 @@ from dynabench.fidelity import families
 from dynabench.fidelity.sglang import recordings, replay
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden" / "sglang-0.5"
-FILES = sorted(GOLDEN.glob("*.jsonl.gz"))
+MORE = GOLDEN.with_name("sglang-0.5-more")
+"""What the others do not pin: requests without output, some policies and limits."""
+FILES = [*sorted(GOLDEN.glob("*.jsonl.gz")), *sorted(MORE.glob("*.jsonl.gz"))]
 
 
 def test_the_recordings_are_here():
-    assert len(FILES) == 52
-    assert sum(recordings.read(path).config.is_async for path in FILES) == 11
+    assert len(FILES) == 52 + 15
+    assert sum(recordings.read(path).config.is_async for path in FILES) == 11 + 7
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

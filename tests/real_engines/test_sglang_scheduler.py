@@ -1,0 +1,59 @@
+"""SGLang's own scheduler and ours in random scenarios: whatever the one does in a step, the other does."""
+
+import json
+import os
+import random
+import traceback
+from collections import Counter
+
+import pytest
+
+from dynabench.fidelity import families
+from dynabench.fidelity.sglang import real
+from dynabench.fidelity.sglang.record import recorded
+from tests.real_engines.sglang_scenarios import scenario_of
+
+pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # SGLang's imports warn
+NUM_SCENARIOS = int(os.environ.get("DYNABENCH_SGLANG_SCENARIOS", "80"))
+RARE = {"mixed", "requeued", "aborted", "stop", "length", "abort", "removed"}
+"""What has to happen in some scenario."""
+
+
+def record(scenario, path):
+    """Record a scenario in a fork: a process has one scheduler of SGLang's in its life."""
+    child = os.fork()
+    if child == 0:
+        try:
+            head, rows = recorded(scenario)
+            path.write_text("".join(json.dumps(row) + "\n" for row in (head, *rows)))
+        except BaseException:  # nothing of it may go on
+            path.with_suffix(".error").write_text(traceback.format_exc())
+        os._exit(0)
+    os.waitpid(child, 0)
+    error = path.with_suffix(".error")
+    assert not error.exists(), error.read_text()
+
+
+def what_happened(path):
+    """Count kinds of steps, ends and events of a recording."""
+    happened = Counter()
+    for line in path.read_text().splitlines()[1:]:
+        row = json.loads(line)
+        happened[row["kind"]] += 1
+        happened += Counter({what: len(row.get(what, ())) for what in ("requeued", "aborted")})
+        happened += Counter(end for _, end in row.get("finished", ()))
+        happened += Counter(event["t"] for event in row.get("events", ()))
+    return happened
+
+
+def test_both_schedulers_do_the_same(tmp_path):
+    real.sglang()  # before the forks
+    happened = Counter()
+    for seed in range(NUM_SCENARIOS):
+        path = tmp_path / f"{seed}.jsonl"
+        scenario = scenario_of(random.Random(seed), seed)
+        record(scenario, path)
+        verdict = families.verify(path)
+        assert verdict.difference is None, f"scenario {seed}: {verdict.difference} with {scenario['config']}"
+        happened += what_happened(path)
+    assert set(happened) >= RARE, happened
