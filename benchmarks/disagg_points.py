@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from fidelity_points import started, workload_of
+from fidelity_points import workload_of
+from recipes import started
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
@@ -135,7 +136,7 @@ def roofline_pool(point: Any, role: str) -> Pool:
     """Return the pool of a configuration; if attention has ranks, each GPU has whole experts."""
     replicas, tp, ranks, experts = (getattr(point, name) for name in LAYOUT if name.startswith(role))
     gpu = STAND_IN.get(point.gpu, point.gpu)
-    script = started(point, gpu, True)
+    script = started(point, gpu)
     most = max(256, 2 * -(-point.concurrency // (replicas * ranks)))
     engine = EngineConfig(
         dp_size=ranks,

@@ -23,7 +23,7 @@ NUM_CLIENTS, PROMPT, OUTPUT, NUM_BLOCKS = 64, 1024, 128, 16_384
 
 def trtllm(**changed: object) -> EngineSettings:
     """Return TensorRT-LLM's settings for the loop."""
-    return TrtllmConfig(max_batch_size=NUM_CLIENTS, enable_chunked_prefill=True, **changed)  # type: ignore[arg-type]
+    return TrtllmConfig(max_batch_size=NUM_CLIENTS, enable_chunked_context=True, **changed)  # type: ignore[arg-type]
 
 
 ENGINES: dict[str, Callable[[], EngineSettings]] = {

@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 from dynabench.arm import ClientConfig, Settings
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
@@ -27,7 +27,6 @@ from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig
 from dynabench.fidelity.validate import run_validation
 from dynabench.terminal import Terminal
 from foundation.files import new_file
-from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from reports.tables.fidelity import distances, fidelity_grid
 from workloads import Workload
@@ -148,7 +147,7 @@ def main() -> None:
         flags = LivePoolConfig(workers=workers, engine="vllm", extra_engine_args=arguments_file(folder, blocks))
         router, frontend = MeasuredRouterConfig(), MeasuredFrontendConfig()
         real = Deployment(pools=running_pools(flags, model), router=router, frontend=frontend)
-        simulated = Deployment(pools=simulated_pools(flags, EngineConfig(), timing), router=router)
+        simulated = Deployment(pools=simulated_pools(flags, Pool(timing=timing)), router=router)
         settings = Settings(simulated, client=ClientConfig())
         found = run_validation((path,), ValidateConfig(), experiment, settings, console, real=real)
         for arm, part in found.fidelity.arms.items():

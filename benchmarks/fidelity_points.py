@@ -2,109 +2,44 @@
 
     python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--csv OUT]
 
-Each point is a closed loop of C requests at a time, 10 C in total, with lengths uniform from 80% to 100% of ISL and
-OSL, as InferenceX sends them. Its figures are means over all requests, including the burst at the start. The constants
-of mocker/timing/data/engines.json were fitted to every second of the dense vLLM points; the table shows the halves
-separately.
+Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
+which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
+mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); for dense models,
+the table shows the halves separately.
 """
 
 import argparse
 import random
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
+from recipes import pool_of, shortest_of
 
 from dynabench.arm import Run, Settings
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import Deployment
 from dynabench.virtual.run import simulate
-from mocker import EngineConfig
 from mocker.timing.catalog import gpu_names
-from mocker.timing.config import TimingConfig
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
 MOST_REQUESTS = 2000
 BLOCK = 1 << 20
 """Block size at which no two prompts share a block."""
-BLACKWELL = ("b200", "b300", "gb200")
-
-
-class Started(NamedTuple):
-    """How the script of a benchmark starts its engine."""
-
-    has_small_kv: bool
-    async_scheduling: bool = True
-    gpu_memory_utilization: float = 0.9
-    max_num_batched_tokens: int = 8192
-    max_num_seqs: int = 0
-    """Set if it is more than the number of concurrent requests."""
-
-
-def started(point: Any, gpu: str, is_quantized: bool) -> Started:
-    """Return how an engine was started, according to the scripts of InferenceX at the time of the runs (up to 2026-04).
-
-    Llama 70B ran on vLLM 0.11.0 with a file of settings: an 8-bit KV cache and asynchronous scheduling. On H100 the
-    file was given as `--config=config.yaml`, which vLLM's parser ignores, because it looks for the separate word
-    `--config`. (That was corrected on 2025-10-19 on a branch that was not merged before the model was dropped.) So the
-    defaults of 0.11 apply there: a 16-bit cache and synchronous scheduling. TensorRT-LLM and SGLang overlap host and
-    GPU by default, vLLM since 0.14.
-    """
-    if point.backend != "vllm":
-        return Started(is_quantized)
-    match point.model_path.rpartition("/")[2]:
-        case "Llama-3.1-70B":
-            is_plain = gpu == "h100"
-            return Started(not is_plain, not is_plain, max_num_seqs=512 if gpu in BLACKWELL else 0)
-        case "MiniMax-M2.5":
-            is_first = point.backend_version == "0.17.0"
-            return Started(not is_first, max_num_batched_tokens=8192 if is_first else 2 * int(point.isl))
-        case "Kimi-K2.5":
-            return Started(False, gpu_memory_utilization=0.9 if point.precision == "fp4" else 0.95)
-        case "gpt-oss-120b":
-            return Started(False)
-    return Started(False, async_scheduling=False)  # NVIDIA's sweep on 0.12
-
-
-def settings_of(point: Any, gpu: str) -> tuple[EngineConfig, TimingConfig]:
-    """Return the engine of a point and its step times."""
-    quantization = point.precision if point.precision in ("fp8", "fp4", "int4") else None
-    if quantization is None and "FP8" in str(point.silicon_data_source):
-        quantization = "fp8"
-    script = started(point, gpu, quantization is not None)
-    concurrency = int(point.concurrency)
-    engine = EngineConfig(
-        dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
-        block_size=16,
-        max_num_seqs=max(script.max_num_seqs, concurrency),
-        max_num_batched_tokens=max(script.max_num_batched_tokens, script.max_num_seqs, concurrency),
-        enable_prefix_caching=False,
-        async_scheduling=script.async_scheduling,
-    )
-    timing = TimingConfig(
-        model=point.model_path,
-        gpu=gpu,
-        tensor_parallel_size=int(point.tp_size),
-        enable_expert_parallel=bool(point.moe_ep_size > 1),
-        quantization=quantization,
-        kv_cache_dtype="fp8" if script.has_small_kv else "bfloat16",
-        gpu_memory_utilization=script.gpu_memory_utilization,
-        timed_as=point.backend,
-    )
-    return engine, timing
 
 
 def workload_of(point: Any, count: int = 0) -> Workload:
     """Return the requests of a point, or a smaller number of them."""
     rng = random.Random(0)
+    shortest = shortest_of(point)
     count = count or min(10 * int(point.concurrency), MOST_REQUESTS)
 
     def length(mean: float) -> int:
-        return rng.randint(int(0.8 * mean), int(mean))
+        return rng.randint(int(shortest * mean), int(mean))
 
     return Workload(
         "point", BLOCK, [Request(0.0, length(point.isl), length(point.osl), (place,)) for place in range(count)]
@@ -114,9 +49,8 @@ def workload_of(point: Any, count: int = 0) -> Workload:
 def predict(point: Any, gpu: str) -> tuple[float, float, str]:
     """Return mean TTFT and TPOT (ms), or the reason why there are none."""
     try:
-        engine, timing = settings_of(point, gpu)
         load = LoadConfig(concurrency=int(point.concurrency))
-        deployment = Deployment(pools=(Pool(replicas=1, mocker=engine, timing=timing),))
+        deployment = Deployment(pools=(pool_of(point, gpu),))
         run = simulate(Run.alone(Settings(deployment, load=load)), workload_of(point))
     except ValueError as error:
         return float("nan"), float("nan"), str(error)

@@ -11,6 +11,7 @@ from mocker.families import new_engine
 from mocker.sequence import Sequence
 from mocker.sglang.config import SglangConfig
 from mocker.step import Step, StepOutput
+from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "SglangConfig",
     "Step",
     "StepOutput",
+    "TrtllmConfig",
     "new_engine",
 ]

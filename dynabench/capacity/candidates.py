@@ -14,7 +14,7 @@ from dynabench.deployment.flags import SPLIT, PoolConfig, RoleConfig, simulated_
 from dynabench.experiment.arms import layout_name
 from dynabench.experiment.axes import change_setting, read_axis, setting_of
 from dynabench.experiment.settings import ExperimentConfig
-from mocker import EngineConfig
+from mocker.config import EngineType
 from mocker.timing.config import TimingConfig
 from workloads.shape import ShapeConfig
 
@@ -70,6 +70,14 @@ COUNTED = ("workers", "replicas", "decode_workers", "pools.*.replicas", "pools.d
 """Names of the settings that are searched for."""
 
 
+CHUNK: dict[EngineType, str] = {
+    "vllm": "max_num_batched_tokens",
+    "sglang": "chunked_prefill_size",
+    "trtllm": "max_num_tokens",
+}
+"""What limits the prompt tokens of a step. The plan chooses it by vLLM's name."""
+
+
 CLOSED = ("concurrency", "session_concurrency")
 """The settings of a closed loop, whose load does not depend on the rate."""
 
@@ -123,8 +131,7 @@ def candidates_of(
     (pool,) = settings.deployment.pools
     bases = [settings]
     if any(setting_of(text) in SPLIT for text in experiment.vary):
-        apart = _apart(settings.deployment, pool.mocker, pool.timing)
-        bases.append(replace(settings, deployment=apart))
+        bases.append(replace(settings, deployment=_apart(settings.deployment, pool)))
     free = dict(config.free)
     if has_one_size(config, pool.timing) and len(free["tensor_parallel_size"]) > 1:
         del free["tensor_parallel_size"]
@@ -170,12 +177,16 @@ def _check_prices(config: PlanConfig, deployment: Deployment) -> None:
             raise ValueError(f"gpu {pool.timing.gpu} has no price; add --price {pool.timing.gpu}=...")
 
 
-def _apart(deployment: Deployment, engine: EngineConfig, timing: TimingConfig) -> Deployment:
+def _apart(deployment: Deployment, pool: Pool) -> Deployment:
     one = RoleConfig(workers=1)
-    return replace(deployment, pools=simulated_pools(PoolConfig(prefill=one, decode=one), engine, timing))
+    return replace(deployment, pools=simulated_pools(PoolConfig(prefill=one, decode=one), pool))
 
 
 def _candidate(changes: Mapping[str, Any], base: Settings) -> Candidate:
-    settings = change_setting(base, changes)
+    (first, *_) = base.deployment.pools
+    chunk = CHUNK[changes.get("engine_type", first.engine_type)]
+    settings = change_setting(
+        base, {chunk if name == CHUNK["vllm"] else name: value for name, value in changes.items()}
+    )
     number = "decode_workers" if settings.deployment.is_disaggregated else "workers"
     return Candidate(changes, settings, number)

@@ -35,7 +35,7 @@ def deploy_commands(deployment: Deployment, file: str) -> list[str]:
         words, left_out = engine_command(pool)
         lines.append(f"{shlex.join(words)}  # {', '.join([_note(pool), *left_out])}")
     for role in dict.fromkeys(pool.role for pool in deployment.pools):
-        if sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools if pool.role == role) == 1:
+        if sum(pool.replicas * pool.dp_size for pool in deployment.pools if pool.role == role) == 1:
             continue  # nothing to choose from
         mode = deployment.mode_of(role)
         lines.append(
@@ -45,9 +45,10 @@ def deploy_commands(deployment: Deployment, file: str) -> list[str]:
 
 
 def engine_command(pool: Pool) -> Launch:
-    """Return the command line of the engine whose step times a pool has, vLLM's if they are not of one."""
+    """Return the command line of the engine whose scheduler a pool has, or at least its step times; else vLLM's."""
     quantization = "fp8" if _is_quantized_on_loading(pool.timing) else None
-    match pool.timing.timed_as if pool.timing.timing_name == "roofline" else "vllm":
+    has_its_times = pool.engine_type == "vllm" and pool.timing.timing_name == "roofline"
+    match pool.timing.timed_as if has_its_times else pool.engine_type:
         case "sglang":
             return sglang_command(pool, quantization)
         case "trtllm":

@@ -11,6 +11,7 @@ from dynabench.arm import Arm
 from dynabench.deployment.engines import pools_of
 from dynabench.experiment.axes import change_setting
 from dynabench.virtual.cluster import Cluster
+from mocker.config import UNCACHED
 from reports.record.records import Record
 from workloads import Workload
 
@@ -24,9 +25,11 @@ def lean(arm: Arm, workload: Workload) -> Arm:
     is_static = not deployment.fleet.timeline and deployment.planner.planner == "static"
     if workload.knows_prefixes or deployment.is_disaggregated or not is_static or deployment.router_mode not in BLIND:
         return arm
+    if any(pool.engine_type != "vllm" for pool in deployment.pools):
+        return arm  # nobody has shown it for them
     if any(pool.engine.host is not None or pool.engine.more is not None for pool in pools_of(deployment)):
         return arm  # a cache is more than a prefix there
-    return Arm(arm.name, change_setting(arm.settings, {"enable_prefix_caching": False}), arm.changes)
+    return Arm(arm.name, change_setting(arm.settings, UNCACHED["vllm"]), arm.changes)
 
 
 def anyone_preempted(cluster: Cluster) -> bool:

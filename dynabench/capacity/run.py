@@ -31,6 +31,7 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.files import replace_text
+from mocker.config import UNCACHED
 from reports.capacity import answer as capacity
 from reports.capacity import report as plan_report
 from reports.capacity.answer import SCHEMA, Alternative, AtLoad, Held, PlanAnswer, Sureness
@@ -237,7 +238,8 @@ class _Planner:
         point = self._found.known(best)
         if not isinstance(point, Point) or not point.cache.hit_share:
             return []
-        return [("with", best, {}), ("without", best, {"enable_prefix_caching": False})]
+        kind = self._found.arm(best, self._found.load).settings.deployment.pools[0].engine_type
+        return [("with", best, {}), ("without", best, UNCACHED[kind])]
 
     def _arm(self, _name: str, question: Question, changes: dict[str, Any]) -> Arm:
         return self._found.arm(question, self._found.load, **changes)

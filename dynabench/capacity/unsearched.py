@@ -19,8 +19,8 @@ def unsearched(config: PlanConfig, experiment: ExperimentConfig, timing: TimingC
 def _parts(config: PlanConfig, timing: TimingConfig, varied: set[str]) -> Iterator[str]:
     if varied.isdisjoint(SPLIT):
         yield "split prefill and decode (--vary prefill_workers=1..3)"
-    if timing.timing_name == "roofline" and "timed_as" not in varied:
-        yield f"engines other than {timing.timed_as} (--vary timed_as=vllm,sglang,trtllm)"
+    if timing.timing_name == "roofline" and varied.isdisjoint(("engine_type", "timed_as")):
+        yield f"engines other than {timing.timed_as} (--vary engine_type=vllm,sglang,trtllm)"
     one_size = len(config.tensor_parallel_size) == 1 and not has_one_size(config, timing)
     if one_size and "tensor_parallel_size" not in varied:
         yield f"tensor parallel sizes other than {config.tensor_parallel_size[0]}"

@@ -19,7 +19,7 @@ from dynabench.cli.groups import (
     plain_errors,
 )
 from dynabench.cli.groups import Runtime as RuntimeFlags
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pools, simulated_pools
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
@@ -131,7 +131,10 @@ def validate(
                 runtime=runtime,
             )
         simulated = Deployment(
-            pools=simulated_pools(pool, engine, timing), gpus=pool.gpus, router=router, overhead=overhead
+            pools=simulated_pools(pool, Pool(mocker=engine, timing=timing)),
+            gpus=pool.gpus,
+            router=router,
+            overhead=overhead,
         )
         settings = Settings(simulated, shape, load, client)
         found = hold(workload, config, experiment, settings, console, real=real)

@@ -27,7 +27,9 @@ from dynabench.cli.groups import (
     Sglang,
     Timing,
     Transfers,
+    Trtllm,
 )
+from dynabench.deployment import description
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read_deployment
 from dynabench.deployment.flags import (
@@ -35,14 +37,14 @@ from dynabench.deployment.flags import (
     MeasuredFrontendConfig,
     MeasuredRouterConfig,
     PoolConfig,
-    SchedulerConfig,
     live_pools,
-    pools_of_type,
+    simulated_pool,
     simulated_pools,
 )
 from foundation.errors import UserError
 from foundation.settings import changed
-from mocker import EngineConfig, SglangConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import EngineTypeConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
@@ -93,15 +95,33 @@ class Flags(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualFlags(Flags):
+class EngineFlags:
+    """Flags of simulated engines."""
+
+    scheduler: Scheduler | None = None
+    engine: Engine | None = None
+    sglang: Sglang | None = None
+    trtllm: Trtllm | None = None
+    timing: Timing | None = None
+
+    def worker(self, varied: Collection[str] = ()) -> description.Pool:
+        """Return a worker with the engine that they describe."""
+        return simulated_pool(
+            self.scheduler or EngineTypeConfig(),
+            self.engine or EngineConfig(),
+            self.sglang or SglangConfig(),
+            self.trtllm or TrtllmConfig(),
+            self.timing or TimingConfig(),
+            varied,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualFlags(EngineFlags, Flags):
     """Flags of a deployment that is measured in virtual time."""
 
     pool: Pool | None = None
     router: MeasuredRouter | None = None
-    scheduler: Scheduler | None = None
-    engine: Engine | None = None
-    sglang: Sglang | None = None
-    timing: Timing | None = None
     overhead: Overheads | None = None
     disaggregation: Disaggregation | None = None
     transfer: Transfers | None = None
@@ -112,21 +132,18 @@ class VirtualFlags(Flags):
     def described(self, varied: Collection[str] = ()) -> Deployment:
         """Return the simulated deployment."""
         pool = self.pool or PoolConfig()
-        pools = simulated_pools(pool, self.engine or EngineConfig(), self.timing or TimingConfig(), varied)
-        pools = pools_of_type(pools, self.scheduler or SchedulerConfig(), self.sglang or SglangConfig(), varied)
+        pools = simulated_pools(pool, self.worker(varied), varied)
         return Deployment(pools=pools, gpus=pool.gpus, **{"router": MeasuredRouterConfig()} | sections(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFlags(Flags):
+class ProcessFlags(EngineFlags, Flags):
     """Flags of a deployment whose processes run on this host."""
 
     pool: Pool | None = None
     router: Router | None = None
     frontend: Frontend | None = None
     runtime: Runtime | None = None
-    engine: Engine | None = None
-    timing: Timing | None = None
     answers: Answers | None = None
     formats: Formats | None = None
     disaggregation: Disaggregation | None = None
@@ -148,8 +165,7 @@ class LiveFlags(ProcessFlags):
         pool = self.pool or LivePoolConfig()
         pools = live_pools(
             pool,
-            self.engine or EngineConfig(),
-            self.timing or TimingConfig(),
+            self.worker(varied),
             varied,
             answers=self.answers or AnswerConfig(),
             formats=self.formats or ModelConfig(),

@@ -13,7 +13,6 @@ from dynabench.deployment.flags import (
     MeasuredFrontendConfig,
     MeasuredRouterConfig,
     PoolConfig,
-    SchedulerConfig,
     prefixed,
 )
 from dynabench.deployment.fleet import FleetConfig
@@ -22,7 +21,8 @@ from dynabench.deployment.overhead import OverheadConfig
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.terminal import Terminal
 from foundation.errors import plain_errors as plain_errors
-from mocker import EngineConfig, SglangConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import EngineTypeConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
@@ -89,8 +89,9 @@ LivePool = Annotated[LivePoolConfig, flat("Workers", 5)]
 WITHOUT_ROLE = Parameter(parse="^(?!kv_role$)")
 """Leaves out the flag that follows from a pool's role."""
 Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
-Scheduler = Annotated[SchedulerConfig, flat("Simulated engine", 6)]
+Scheduler = Annotated[EngineTypeConfig, flat("Simulated engine", 6)]
 Sglang = Annotated[SglangConfig, flat("Simulated engine: --engine-type sglang", 6)]
+Trtllm = Annotated[TrtllmConfig, flat("Simulated engine: --engine-type trtllm", 6)]
 Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
 FORMATS = Parameter(parse="^(?!(model_path|model_name|model_config|context_length)$)")

@@ -1,5 +1,6 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from dynabench.arm import Settings
 from dynabench.capacity.settings import PlanConfig
-from dynabench.cli.flags import sections
+from dynabench.cli.flags import EngineFlags, sections
 from dynabench.cli.gates import PlanGate, PlanGateConfig, check_of_plan, finish, gates_as_json, print_results
 from dynabench.cli.groups import (
     FLAT,
@@ -25,13 +26,14 @@ from dynabench.cli.groups import (
     Transfers,
     plain_errors,
 )
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredRouterConfig
+from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 from reports.capacity import answer as capacity
 from reports.capacity.answer import PlanAnswer
@@ -41,7 +43,9 @@ from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
-NOT_CHOSEN = Parameter(parse="^(?!(kv_role|max_num_batched_tokens|tensor_parallel_size)$)")
+NOT_CHOSEN = Parameter(
+    parse="^(?!(kv_role|max_num_batched_tokens|chunked_prefill_size|max_num_tokens|tensor_parallel_size)$)"
+)
 """Leaves out the flags of settings that the plan chooses."""
 
 REASONS = 4
@@ -49,21 +53,22 @@ REASONS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedFlags:
+class PlannedFlags(EngineFlags):
     """Flags of the deployments that are tried; the plan looks for their pools."""
 
     router: MeasuredRouter | None = None
     engine: Annotated[EngineConfig, NOT_CHOSEN, flat("Simulated engine", 6)] | None = None
+    sglang: Annotated[SglangConfig, NOT_CHOSEN, flat("Simulated engine: --engine-type sglang", 6)] | None = None
+    trtllm: Annotated[TrtllmConfig, NOT_CHOSEN, flat("Simulated engine: --engine-type trtllm", 6)] | None = None
     timing: Annotated[TimingConfig, NOT_CHOSEN, flat("Simulated engine", 6)] | None = None
     overhead: Overheads | None = None
     disaggregation: Disaggregation | None = None
     transfer: Transfers | None = None
     kv_store: KvStore | None = None
 
-    def described(self) -> Deployment:
-        """Return the deployment that they describe."""
-        pool = Pool(mocker=self.engine or EngineConfig(), timing=self.timing or TimingConfig())
-        return Deployment(pools=(pool,), **{"router": MeasuredRouterConfig()} | sections(self))
+    def described(self, varied: Collection[str]) -> Deployment:
+        """Return the deployment that they describe, whose settings in `varied` the plan chooses."""
+        return Deployment(pools=(self.worker(varied),), **{"router": MeasuredRouterConfig()} | sections(self))
 
 
 def plan(
@@ -109,7 +114,7 @@ def plan(
         gates = gate_config.gates()
         if (cost := next((gate for gate in gates if gate.metric == "cost"), None)) and not config.price:
             raise UserError(f"fail_if '{cost}' needs the price of a GPU; use --price, or limit gpus")
-        settings = Settings(flags.described(), shape, load)
+        settings = Settings(flags.described({setting_of(text) for text in experiment.vary}), shape, load)
         out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
     console.print(f"report: {out / 'report.html'}", soft_wrap=True)
     check = check_of_plan(answer)

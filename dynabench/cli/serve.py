@@ -11,8 +11,6 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import PoolConfig, simulated_pools
 from dynabench.live.serve import serve_deployment
 from foundation.settings import changed
-from mocker import EngineConfig
-from mocker.timing.config import TimingConfig
 from serving.cli.command_line import Verbosity, flat
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
@@ -53,7 +51,7 @@ class ServedFlags(ProcessFlags):
             **changed(self.formats or ModelConfig()),
         )
         answers = self.answers or AnswerConfig()
-        pools = simulated_pools(pool, self.engine or EngineConfig(), self.timing or TimingConfig(), default_workers=2)
+        pools = simulated_pools(pool, self.worker(), default_workers=2)
         deployment = Deployment(
             pools=tuple(replace(each, worker=worker, answers=answers) for each in pools),
             gpus=pool.gpus,

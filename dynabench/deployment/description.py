@@ -17,10 +17,12 @@ from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from foundation.settings import Count, check_settings
 from foundation.text import one_line
-from mocker import EngineConfig, SglangConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import EngineType, FamilyConfig, timed_as
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
+from mocker.timing.choose import with_sglang_defaults
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
@@ -43,9 +45,6 @@ else:  # a Literal of the names in the registry
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that can hand KV over to one another."""
-
-EngineType = Literal["vllm", "sglang"]
-"""Engines whose schedulers can be simulated."""
 
 Replicas = Annotated[int, Meta(ge=0, le=10_000)]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
@@ -85,6 +84,9 @@ class Pool:
     sglang: SglangConfig = SglangConfig()  # noqa: RUF009
     """The scheduler of a simulated engine, if it is SGLang's."""
 
+    trtllm: TrtllmConfig = TrtllmConfig()  # noqa: RUF009
+    """The scheduler of a simulated engine, if it is TensorRT-LLM's."""
+
     timing: TimingConfig = TimingConfig()  # noqa: RUF009
     """Step times of a simulated engine."""
 
@@ -105,7 +107,7 @@ class Pool:
         check_settings(self)
         _check_name(self.name)
         self._check_role()
-        self._time_as_scheduled()
+        object.__setattr__(self, "timing", timed_as(self.engine_type, self.timing))
         if self.engine == "vllm":
             self._check_division()
         if self.engine_args and not self.runs_model:
@@ -116,14 +118,6 @@ class Pool:
             _ = self.arguments
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"engine_args cannot be written as JSON ({one_line(error)})") from error
-
-    def _time_as_scheduled(self) -> None:
-        """Let a scheduler that is not vLLM's have the host times of its engine."""
-        if self.engine_type in ("vllm", self.timing.timed_as):
-            return
-        if self.timing.timed_as != "vllm":
-            raise ValueError(f"timed_as is {self.timing.timed_as!r}; expected {self.engine_type!r}, as engine_type")
-        object.__setattr__(self, "timing", replace(self.timing, timed_as=self.engine_type))
 
     def _check_role(self) -> None:
         """Refuse settings that its role excludes."""
@@ -160,16 +154,29 @@ class Pool:
             raise ValueError(f"model {self.model}: {reason}")
 
     @property
-    def engine_config(self) -> EngineConfig | SglangConfig:
-        """Settings of its simulated engines, with the KV role that follows from its role."""
-        if self.engine_type == "sglang":
-            return self.sglang
-        return replace(self.mocker, kv_role=KV_ROLES[self.role])
+    def engine_configs(self) -> dict[EngineType, FamilyConfig]:
+        """Settings of its simulated engines for each scheduler, with the KV role that follows from its role."""
+        return {
+            "vllm": replace(self.mocker, kv_role=KV_ROLES[self.role]),
+            "sglang": self.sglang,
+            "trtllm": self.trtllm,
+        }
+
+    @property
+    def engine_config(self) -> FamilyConfig:
+        """Settings of its simulated engines, with the scheduler that they have."""
+        return self.engine_configs[self.engine_type]
 
     @property
     def chunk_size(self) -> int | None:
         """Most prompt tokens in a step of its simulated engines, if prompts are cut."""
-        return self.sglang.chunk_size if self.engine_type == "sglang" else self.mocker.max_num_batched_tokens
+        config = self.engine_config
+        return (with_sglang_defaults(config, self.timing) if isinstance(config, SglangConfig) else config).chunk_size
+
+    @property
+    def dp_size(self) -> int:
+        """Ranks of each of its simulated engines, each of which has requests of its own."""
+        return self.mocker.dp_size if self.engine == "mocker" and self.engine_type == "vllm" else 1
 
     @property
     def runs_model(self) -> bool:
@@ -195,7 +202,7 @@ class Pool:
     @property
     def gpus_per_worker(self) -> int:
         """GPUs that each of its workers uses."""
-        return self.tensor_parallel_size * (self.mocker.dp_size if self.engine == "mocker" else 1)
+        return self.tensor_parallel_size * self.dp_size
 
     @property
     def num_gpus(self) -> int:

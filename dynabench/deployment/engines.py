@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
+from mocker.config import flag_of
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
@@ -211,12 +212,13 @@ def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
     if is_beyond[number]:
         raise WorkloadError(
             f"{name} has {columns.input_length[number]} prompt and {outputs[number]} output tokens, more than the {capacity} "
-            f"that {part} engine can hold (num_gpu_blocks {engine.num_blocks} x block_size {config.block_size}); raise "
-            "--num-gpu-blocks or cut prompts with --cap-isl"
+            f"that {part} engine can hold ({engine.num_usable_blocks} blocks of {config.block_size} tokens); raise "
+            f"{flag_of(engine.settings, 'num_gpu_blocks')} or cut prompts with --cap-isl"
         )
     raise WorkloadError(
-        f"{name} has a prompt of {columns.input_length[number]} tokens; without chunked prefill max_num_batched_tokens "
-        f"({config.max_num_batched_tokens}) of {part} engine must be at least that"
+        f"{name} has a prompt of {columns.input_length[number]} tokens; {part} engine computes at most "
+        f"{config.max_num_batched_tokens} in a step and does not cut prompts: raise "
+        f"{flag_of(engine.settings, 'max_num_batched_tokens')} or use {flag_of(engine.settings, 'enable_chunked_prefill')}"
     )
 
 

@@ -11,10 +11,11 @@ from typing import Annotated
 from cyclopts import Parameter, default_name_transform
 from msgspec import Meta
 
-from dynabench.deployment.description import EngineType, ModelEngineName, Pool
+from dynabench.deployment.description import ModelEngineName, Pool
 from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check_settings
-from mocker import EngineConfig, SglangConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import EngineTypeConfig, config_of
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig, Port
@@ -148,47 +149,35 @@ SPLIT = frozenset({"prefill_workers", "pools.prefill.replicas"})
 """Names of the axis that divides --gpus between prefill and decode workers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulerConfig:
-    """Whose scheduler simulated engines have."""
-
-    engine_type: EngineType = "vllm"
-    """Whose scheduler simulated engines have. Each has settings of its own, by its own names."""
-
-
-def pools_of_type(
-    pools: tuple[Pool, ...], scheduler: SchedulerConfig, sglang: SglangConfig, varied: Collection[str] = ()
-) -> tuple[Pool, ...]:
-    """Return pools with another scheduler, or the same ones.
+def simulated_pool(
+    kind: EngineTypeConfig,
+    vllm: EngineConfig,
+    sglang: SglangConfig,
+    trtllm: TrtllmConfig,
+    timing: TimingConfig,
+    varied: Collection[str] = (),
+) -> Pool:
+    """Return a worker with a simulated engine.
 
     Raises:
-        ValueError: a setting is given of an engine whose scheduler they do not have.
+        ValueError: a setting is given of an engine whose scheduler it does not have, and which no axis gives it.
     """
-    kind = scheduler.engine_type
     if "engine_type" not in varied:
-        unused = changed(sglang) if kind == "vllm" else changed(pools[0].mocker)
-        for name in unused:
-            flag, other = name.replace("_", "-"), "sglang" if kind == "vllm" else "vllm"
-            raise ValueError(f"--{flag} is a setting of --engine-type {other}; --engine-type is {kind}")
-    return tuple(replace(pool, engine_type=kind, sglang=sglang) for pool in pools)
+        config_of(kind.engine_type, vllm, sglang, trtllm)
+    return Pool(engine_type=kind.engine_type, mocker=vllm, sglang=sglang, trtllm=trtllm, timing=timing)
 
 
 def simulated_pools(
-    config: PoolConfig,
-    engine: EngineConfig,
-    timing: TimingConfig,
-    varied: Collection[str] = (),
-    *,
-    default_workers: int = DEFAULT_WORKERS,
+    config: PoolConfig, pool: Pool, varied: Collection[str] = (), *, default_workers: int = DEFAULT_WORKERS
 ) -> tuple[Pool, ...]:
-    """Return simulated workers: one pool, or, if flags or axes name roles, one prefill and one decode pool.
+    """Return simulated workers like one: one pool, or, if flags or axes name roles, one prefill and one decode pool.
 
     A role has the number of workers that its flag sets. Without a flag an axis sets the number, which is 1 until then.
 
     Raises:
         ValueError: workers of only one role are named, or two flags contradict each other.
     """
-    return _divided(config, Pool(replicas=default_workers, mocker=engine, timing=timing), varied)
+    return _divided(config, replace(pool, replicas=default_workers), varied)
 
 
 def _divided(config: PoolConfig, pool: Pool, varied: Collection[str]) -> tuple[Pool, ...]:
@@ -252,26 +241,25 @@ def running_pools(pool: LivePoolConfig, model: str | None, varied: Collection[st
 
 def live_pools(
     pool: LivePoolConfig,
-    engine: EngineConfig,
-    timing: TimingConfig,
+    engine: Pool,
     varied: Collection[str] = (),
     *,
     answers: AnswerConfig = AnswerConfig(),  # noqa: B008 (frozen)
     formats: ModelConfig = ModelConfig(),  # noqa: B008
 ) -> tuple[Pool, ...]:
-    """Return the workers of a stack on this host, simulated or not.
+    """Return the workers of a stack on this host, simulated like `engine` or not.
 
     Raises:
         ValueError: step times or answers are given for an engine that runs a model, or as for `running_pools`.
     """
     if pool.engine == "mocker":
-        simulated = simulated_pools(pool, engine, timing, varied)
+        simulated = simulated_pools(pool, engine, varied)
         return tuple(replace(each, answers=answers, worker=_with(each.worker, formats)) for each in simulated)
     for name in changed(answers):
         raise ValueError(f"--{name.replace('_', '-')} is for simulated engines, not for --engine {pool.engine}")
-    if timing.timing_name != "polynomial":
+    if engine.timing.timing_name != "polynomial":
         raise ValueError(f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {pool.engine}")
-    running = running_pools(pool, timing.model, varied)
+    running = running_pools(pool, engine.timing.model, varied)
     return tuple(replace(each, worker=_with(each.worker, formats)) for each in running)
 
 

@@ -63,7 +63,13 @@ def own(kind: type) -> dict[str, Any]:
 @functools.cache
 def sections_of_pool(engine: str) -> dict[str, type]:
     """Return the sections that matter to a pool with this engine."""
-    used = ("mocker", "sglang", "timing", "answers") if engine == "mocker" else () if engine in ECHOES else ("run",)
+    used = (
+        ("mocker", "sglang", "trtllm", "timing", "answers")
+        if engine == "mocker"
+        else ()
+        if engine in ECHOES
+        else ("run",)
+    )
     return {name: kind for name, kind in sections(Pool).items() if name in (*used, "worker")}
 
 

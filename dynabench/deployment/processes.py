@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from foundation.errors import UserError
+from mocker.config import EngineTypeConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import frontend_program, frontend_programs
 from serving.kv_tiers.config import KvStoreServiceConfig
@@ -139,11 +140,6 @@ def _worker_config(deployment: Deployment, pool: Pool, home: str) -> WorkerConfi
 
 def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> EngineChoice | LightEngine:
     if pool.engine == "mocker":
-        if pool.engine_type != "vllm":
-            raise ValueError(
-                f"pools.{pool.name}.engine_type is {pool.engine_type!r}; expected 'vllm' for live mockers: only "
-                "`dynabench simulate` has other schedulers yet"
-            )
         links = deployment.transfer
         transfer = replace(
             deployment.kv_transfer,
@@ -159,7 +155,9 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
                 kv_store=f"{service.host}:{service.port}",
                 kv_store_write_policy=deployment.kv_store.kv_store_write_policy,
             )
-        settings = (pool.mocker, pool.timing, pool.answers, transfer, deployment.disaggregation.lease)
+        scheduler = EngineTypeConfig(engine_type=pool.engine_type)
+        engine = (scheduler, pool.mocker, pool.sglang, pool.trtllm, pool.timing)
+        settings = (*engine, pool.answers, transfer, deployment.disaggregation.lease)
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))

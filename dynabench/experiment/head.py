@@ -6,14 +6,14 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.model_error import model_error
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
+from mocker.config import SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
+from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.runtime.config import masked
 from workloads import Workload
 from workloads.pacing import LoadConfig
 
-SCHEDULERS = {"vllm": "vLLM 0.32's", "sglang": "SGLang 0.5.23's"}
-"""Whose scheduler is simulated, by `engine_type`."""
 MOST = 3
 """Differences between arms are listed individually up to this number."""
 
@@ -30,6 +30,7 @@ def head_of(
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
         "Scheduler": _schedulers(decoders),
+        "Room for KV": _rooms(decoders),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -42,7 +43,7 @@ def head_of(
         ),
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Not vLLM's defaults": _each(other_defaults(pool) for pool in decoders if pool.engine == "mocker"),
-        "Model error": _each(_error(pool.timing) for pool in decoders if pool.engine == "mocker"),
+        "Model error": _errors(decoders),
     }
     if said["KV tiers"] and said["Model error"]:
         said["Model error"] += UNCHECKED
@@ -78,7 +79,7 @@ def _model(pool: Pool) -> str | None:
 def _longer_context(pool: Pool) -> str | None:
     """Say that a longer context is simulated than the model's own, which vLLM refuses."""
     given, own = pool.mocker.max_model_len, pool.timing.shape.context_length
-    if given is None or own is None or given <= own:
+    if pool.engine_type != "vllm" or given is None or own is None or given <= own:
         return None
     return (
         f"max_model_len {given:,} is more than the model's {own:,}; vLLM starts with it only if --hf-overrides scales the "
@@ -90,6 +91,15 @@ def _schedulers(pools: Sequence[Pool]) -> str:
     """Name the simulated schedulers, unless all are vLLM's."""
     types = [pool.engine_type for pool in pools if pool.engine == "mocker"]
     return _each(map(SCHEDULERS.__getitem__, types)) if set(types) - {"vllm"} else ""
+
+
+def _rooms(pools: Sequence[Pool]) -> str:
+    """Say how much KV an engine of each scheduler holds, if several are compared."""
+    kinds = {pool.engine_type: pool for pool in pools if pool.engine == "mocker"}
+    if len(kinds) < 2:
+        return ""
+    engines = {kind: resolve(pool.engine_config, pool.timing) for kind, pool in kinds.items()}
+    return ", ".join(f"{kind} {engine.num_usable_tokens:,} tokens" for kind, engine in engines.items())
 
 
 def _each(texts: Iterable[str | None]) -> str:
@@ -164,6 +174,13 @@ def _span(values: Iterable[float]) -> str:
     if len(found) > MOST:
         return f"{shown[0]} to {shown[-1]}"
     return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def _errors(pools: Sequence[Pool]) -> str:
+    """Describe the error of each pool's times, with the name of the engine if there are several."""
+    simulated = [pool for pool in pools if pool.engine == "mocker"]
+    are_several = len({pool.engine_type for pool in simulated}) > 1
+    return _each(f"{pool.engine_type}: " * are_several + _error(pool.timing) for pool in simulated)
 
 
 def _error(timing: TimingConfig) -> str:

@@ -18,7 +18,7 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
     if workload.has_priorities and clock != "virtual":
         yield "priorities are not sent over HTTP; dynabench simulate uses them"
     elif workload.has_priorities and policies == {"fcfs"}:
-        yield "the requests' priorities, because the engines' scheduling_policy is fcfs"
+        yield "the requests' priorities, because the engines admit by arrival"
     elif not workload.has_priorities and "priority" in policies:
         yield (
             "scheduling_policy priority orders requests by arrival, as fcfs does, because all have the same priority "
@@ -29,12 +29,16 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
 
 
 def _policy(pool: Pool) -> str:
-    if pool.engine_type == "sglang":
-        return "priority" if pool.sglang.enable_priority_scheduling else "fcfs"
-    return pool.mocker.scheduling_policy
+    match pool.engine_type:
+        case "vllm":
+            return pool.mocker.scheduling_policy
+        case "sglang":
+            return "priority" if pool.sglang.enable_priority_scheduling else "fcfs"
+        case "trtllm":
+            return "fcfs"
 
 
 def _is_one_rank(deployment: Deployment) -> bool:
     """Return whether there is only one place to send a request to, at any time."""
-    ranks = sum(pool.replicas * pool.mocker.dp_size for pool in deployment.pools)
+    ranks = sum(pool.replicas * pool.dp_size for pool in deployment.pools)
     return ranks == 1 and deployment.planner.planner == "static" and not deployment.fleet.events

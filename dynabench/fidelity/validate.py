@@ -275,7 +275,7 @@ def at(speed: Speed, timing: TimingConfig) -> TimingConfig:
 
 def _check_alike(real: Path, run: Record, workload: Workload, settings: Settings) -> None:
     """Refuse to compare a past run with simulations of other workers, or of requests that arrive at other times."""
-    num_workers = sum(pool.replicas * pool.mocker.dp_size for pool in settings.deployment.pools)
+    num_workers = sum(pool.replicas * pool.dp_size for pool in settings.deployment.pools)
     if run.num_workers != num_workers:
         raise UserError(
             f"{real}: {run.arm} had {run.num_workers} workers, but {num_workers} would be simulated; use --workers "

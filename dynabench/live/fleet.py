@@ -16,7 +16,7 @@ APART = 100_000
 
 def num_ranks_of(pool: Pool) -> int:
     """Return the initial number of a pool's ranks, which a router counts as workers."""
-    return pool.replicas * pool.mocker.dp_size
+    return pool.replicas * pool.dp_size
 
 
 def offset_of(deployment: Deployment) -> int:
@@ -43,7 +43,7 @@ def with_fleet(record: Record, fleet: FleetUse, deployment: Deployment) -> Recor
 
 
 def _pool(pool: Pool, most: int) -> PoolUse:
-    return PoolUse(pool.name, pool.role, most * pool.mocker.dp_size, most * pool.gpus_per_worker)
+    return PoolUse(pool.name, pool.role, most * pool.dp_size, most * pool.gpus_per_worker)
 
 
 def _most(pool: PoolFleet) -> int:

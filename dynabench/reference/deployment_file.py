@@ -76,9 +76,9 @@ def _pools() -> Iterator[str]:
         holder = type(getattr(Pool(), part))
         if part == "mocker":
             yield from (_line(holder, name, hint) for name, (held, hint) in known if held == part)
-            for section in ("timing", "answers", "sglang"):
-                if section == "sglang":
-                    yield "\nInstead of the settings of vLLM's scheduler, with `engine_type: sglang`:\n"
+            for section in ("timing", "answers", "sglang", "trtllm"):
+                if section in ("sglang", "trtllm"):
+                    yield f"\nInstead of the settings of vLLM's scheduler, with `engine_type: {section}`:\n"
                 kind = type(getattr(Pool(), section))
                 yield from (_line(kind, name, hint) for name, (held, hint) in known if held == section)
             continue

@@ -14,11 +14,13 @@ INITIAL_RATIO = 0.7
 LEAST_SHARE = 0.14
 """The new token ratio begins at the first times `schedule_conservativeness`, and never falls below this share of that."""
 NUM_SPARE_INPUT_TOKENS = 5
+USUAL_CHUNK = 8192
+"""Most prompt tokens in one step on a GPU with 60 to 160 GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangConfig:
-    """Settings of one engine. The defaults are those of SGLang 0.5.23 for a GPU with 60 to 90 GiB of memory."""
+    """Settings of one engine. The defaults are those of SGLang 0.5.23."""
 
     page_size: Count = 1
     """Tokens in a page of KV, the unit of allocation, caching and eviction."""
@@ -33,8 +35,9 @@ class SglangConfig:
     context_length: Count | None = None
     """Most tokens of a request, prompt and output together (default: no limit but that of the KV cache)."""
 
-    chunked_prefill_size: Annotated[int, Meta(ge=-1)] = 8192
-    """Most prompt tokens in one step; a longer prompt is computed in chunks (-1 or 0: prompts are never cut)."""
+    chunked_prefill_size: Annotated[int, Meta(ge=-1)] | None = None
+    """Most prompt tokens in one step; a longer prompt is computed in chunks (-1 or 0: prompts are never cut; default: what
+    SGLang chooses for --gpu, 2048 to 16384 by its memory; without --gpu, 8192)."""
 
     max_prefill_tokens: Count = 16384
     """Most prompt tokens in one step; without chunks, the first prompt of a step may exceed it."""
@@ -44,6 +47,9 @@ class SglangConfig:
 
     enable_mixed_chunk: bool = False
     """Compute prompts and decodes in the same step; otherwise decodes wait while prompts are computed."""
+
+    scheduler_recv_interval: Count = 1
+    """Steps of decoding after which the scheduler looks for new requests again; after a step with prompts, it does at once."""
 
     prefill_decode_interval: Whole = 0
     """Steps of decoding between two steps that compute prompts."""
@@ -73,8 +79,8 @@ class SglangConfig:
     """Which running requests are stopped first when the KV cache is full: those with the shortest output, or the least
     urgent ones."""
 
-    mem_fraction_static: Annotated[float, Meta(gt=0, lt=1)] = 0.88
-    """Share of GPU memory for weights and KV cache together."""
+    mem_fraction_static: Annotated[float, Meta(gt=0, lt=1)] | None = None
+    """Share of GPU memory for weights and KV cache together (default: what SGLang chooses for --gpu and --model)."""
 
     max_total_tokens: Count | None = None
     """Tokens of KV cache (default: as many as fit on --gpu beside --model, else 1048576)."""
@@ -110,7 +116,7 @@ class SglangConfig:
                 "schedule_policy is shortest-prefill-first and disable_radix_cache is true; expected false: it orders by "
                 "what is not cached"
             )
-        if 0 < self.chunked_prefill_size < self.page_size:
+        if 0 < (self.chunked_prefill_size or 0) < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
             )
@@ -147,7 +153,8 @@ class SglangConfig:
     @property
     def chunk_size(self) -> int | None:
         """Most prompt tokens in one step, if prompts are cut."""
-        return self.chunked_prefill_size if self.chunked_prefill_size > 0 else None
+        size = USUAL_CHUNK if self.chunked_prefill_size is None else self.chunked_prefill_size
+        return size if size > 0 else None
 
     @property
     def may_preempt(self) -> bool:

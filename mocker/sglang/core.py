@@ -84,7 +84,7 @@ class SglangCore(Core):
         return self._close(work)
 
     def _next_work(self) -> Work:
-        """Return the next iteration. An idle one that only counts down to the next pass ends at once."""
+        """Return the next iteration. An idle one that only counts down to the next pass, or look, ends at once."""
         scheduler = self.scheduler
         while True:
             was_deferring = scheduler.is_deferring
@@ -92,7 +92,7 @@ class SglangCore(Core):
             if work.kind != "idle" or scheduler.in_flight:
                 return work
             scheduler.rest()
-            if work.requeued or not was_deferring:
+            if work.requeued or not (was_deferring or scheduler.inbox.requests):
                 return work
 
     def _close(self, work: Work) -> Batch:
@@ -325,12 +325,12 @@ class SglangCore(Core):
     @property
     def num_waiting(self) -> int:
         """See `Core`."""
-        return len(self.scheduler.waiting)
+        return len(self.scheduler.waiting) + len(self.scheduler.inbox.requests)
 
     @property
     def num_queued(self) -> int:
         """See `Core`."""
-        return len(self.scheduler.waiting)
+        return self.num_waiting
 
     @property
     def num_blocks(self) -> int:

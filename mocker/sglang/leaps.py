@@ -34,6 +34,8 @@ class Leaps:
         requests = scheduler.running.requests
         if limit <= 1 or not requests or not self.is_closed:
             return 1
+        if scheduler.inbox.requests:
+            limit = min(limit, scheduler.inbox.num_until_open)
         count = min(limit, min([self._num_until_end(request) for request in requests]))
         return 1 + scheduler.pool.num_decodes(requests, count - 1) if count > 1 else 1
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mocker.sglang.admission import PrefillPass
 from mocker.sglang.config import NUM_SPARE_INPUT_TOKENS, SglangConfig
+from mocker.sglang.inbox import Inbox
 from mocker.sglang.policies import Policies
 from mocker.sglang.pool import Pool
 from mocker.sglang.ratio import NewTokenRatio
@@ -38,6 +39,7 @@ class Scheduler:
         self.config = config
         self.pool = Pool(config, num_pages)
         self.ratio = NewTokenRatio(config)
+        self.inbox = Inbox(config.scheduler_recv_interval)
         self.waiting: list[Request] = []
         self.running = Rows([])
         self.chunked: Request | None = None
@@ -74,7 +76,10 @@ class Scheduler:
         request.max_new = max(0, min(request.max_new, room))
         if self.config.enable_priority_scheduling and request.priority is None:
             request.priority = default_priority(self.config)
-        self._enqueue(request)
+        if self.inbox.is_direct:
+            self._enqueue(request)
+        else:
+            self.inbox.requests.append(request)
 
     def _enqueue(self, request: Request) -> None:
         """Let a request wait, new or come back; if too many do, refuse it or a less urgent one."""
@@ -103,7 +108,11 @@ class Scheduler:
         """End a request: at once if it waits, else when its next token is known."""
         if request.ending:
             return
-        if request in self.waiting:
+        if request in self.inbox.requests:
+            self.inbox.requests.remove(request)
+            request.ending = "abort"
+            self.aborted.append(request)
+        elif request in self.waiting:
             self.waiting.remove(request)
             request.ending = "abort"
             self.aborted.append(request)
@@ -141,6 +150,8 @@ class Scheduler:
 
     def schedule(self) -> Work:
         """Close the next iteration's batch."""
+        if not self.inbox.is_direct:
+            self._requeue(self.inbox.open(self._last))
         if self._is_chunk_aborted:
             self._abort_chunked()
         self._merge()
@@ -324,6 +335,7 @@ class Scheduler:
     def decode_again(self, num_iterations: int) -> None:
         """Repeat the last iteration, in which all decode, so many times; nothing else can happen."""
         self.ratio.decay(num_iterations)
+        self.inbox.pass_by(num_iterations)
         self.pool.decode_many(self.running.requests, num_iterations)
         self._num_processed += num_iterations * self.running.num_extend
 

@@ -17,16 +17,22 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
-from mocker.timing.memory import GIB, room_for_kv, size_of_weights
+from mocker.timing.memory import GIB, peak_of_a_step, room_for_kv, size_of_weights
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
+from mocker.timing.sglang_defaults import static_share, usual_chunk
 from mocker.timing.table import Table
+from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
 
 DEFAULT_NUM_BLOCKS = 16384
 DEFAULT_NUM_TOKENS = 1 << 20
+SGLANG_OUTSIDE = 0.6 * GIB
+"""Bytes that are not free on each GPU when SGLang begins to load weights: CUDA's own."""
+SGLANG_OUTSIDE_TP = 1.8 * GIB
+"""The same with the communication buffers of GPUs that share a model: H200s of an InferenceX run had 137.9 of 139.8 GiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class SimulatedEngine:
 
 @functools.lru_cache(maxsize=64)
 def resolve(
-    engine: EngineConfig | SglangConfig,
+    engine: EngineConfig | SglangConfig | TrtllmConfig,
     timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
 ) -> SimulatedEngine:
     """Find an engine's step times and KV blocks; equal settings share one model, which has no state of an engine.
@@ -88,6 +94,8 @@ def resolve(
     """
     if isinstance(engine, SglangConfig):
         return _resolve_sglang(engine, timing)
+    if isinstance(engine, TrtllmConfig):
+        return _resolve_trtllm(engine, timing)
     if timing.model is not None and timing.is_generic:
         raise ValueError(
             f"model {timing.model} needs a gpu for its step times and KV blocks, such as h100 (`dynabench hardware` "
@@ -114,8 +122,32 @@ def resolve(
     )
 
 
+def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangConfig:
+    """Set what SGLang would choose for the GPU and the model; what is set stays as it is.
+
+    Raises:
+        ValueError: the GPU or the model is unknown.
+    """
+    if timing.gpu is None or timing.model is None:
+        return engine
+    gpu = find_gpu(timing.gpu)
+    if engine.chunked_prefill_size is None:
+        engine = replace(engine, chunked_prefill_size=usual_chunk(gpu))
+    if engine.mem_fraction_static is None:
+        share = static_share(
+            gpu,
+            timing.shape,
+            num_gpus=timing.tensor_parallel_size,
+            num_tokens=engine.chunk_size or engine.max_prefill_tokens,
+            max_running=engine.max_running_requests,
+        )
+        engine = replace(engine, mem_fraction_static=share)
+    return engine
+
+
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for SGLang, whose memory is divided otherwise."""
+    engine = with_sglang_defaults(engine, timing)
     budget = engine.chunk_size or engine.max_prefill_tokens
     num_pages = None if engine.max_total_tokens is None else engine.max_total_tokens // engine.page_size
     if num_pages is None and (timing.gpu is None or timing.model is None):
@@ -127,7 +159,6 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
         enable_prefix_caching=not engine.disable_radix_cache,
-        enable_chunked_prefill=engine.chunk_size is not None,
         async_scheduling=engine.is_async,
     )
     found = resolve(described, timing)
@@ -142,15 +173,17 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
 
 
 def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
-    """Return the pages of KV in a share of the memory, beside the weights.
+    """Return the pages of KV in a share of the memory that is free before the weights are loaded, beside them.
 
     Raises:
         ValueError: the weights leave no room.
     """
     assert timing.gpu is not None
+    assert engine.mem_fraction_static is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
     num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
-    room = engine.mem_fraction_static * gpu.memory - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    free = gpu.memory - (SGLANG_OUTSIDE_TP if num_gpus > 1 else SGLANG_OUTSIDE)
+    room = engine.mem_fraction_static * free - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     page = kv_cache(timing.shape, block_size=engine.page_size, num_gpus=num_gpus, kv_dtype=timing.kv_dtype).block
     if room < 2 * page:
         raise ValueError(
@@ -158,6 +191,58 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
             f"{gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
         )
     return int(room // page)
+
+
+def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngine:
+    """Find the same for TensorRT-LLM, whose memory is divided otherwise."""
+    size, given = engine.tokens_per_block, engine.kv_cache_max_tokens
+    num_blocks = None if given is None else max(given // size, 1)
+    if num_blocks is None and (timing.gpu is None or timing.model is None):
+        num_blocks = DEFAULT_NUM_TOKENS // size
+    described = EngineConfig(
+        block_size=size,
+        num_gpu_blocks=None if num_blocks is None else num_blocks + 1,  # with a null block
+        max_num_seqs=min(engine.max_batch_size, engine.max_num_tokens),
+        max_num_batched_tokens=engine.max_num_tokens,
+        max_model_len=engine.max_seq_len,
+        enable_prefix_caching=engine.enable_block_reuse,
+        enable_chunked_prefill=engine.enable_chunked_context,
+        async_scheduling=engine.is_async,
+    )
+    found = resolve(described, timing)
+    if found.more is not None:
+        raise ValueError(
+            f"model {timing.model} has layers that do not keep all tokens, which TensorRT-LLM's scheduler does not have "
+            "here yet"
+        )
+    if num_blocks is None:
+        num_blocks = _blocks_of_free_memory(engine, timing)
+    settings = replace(engine, max_seq_len=found.config.max_model_len)
+    return replace(found, settings=settings, num_blocks=num_blocks)
+
+
+def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
+    """Return the blocks of KV in a share of what the weights and the largest step leave (`configure_kv_cache_capacity`).
+
+    What a step needs is taken as for vLLM, which nobody has compared with TensorRT-LLM's logs.
+
+    Raises:
+        ValueError: they leave no room.
+    """
+    assert timing.gpu is not None
+    gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
+    num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
+    free = gpu.memory - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    free -= peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
+    block = kv_cache(
+        timing.shape, block_size=engine.tokens_per_block, num_gpus=num_gpus, kv_dtype=timing.kv_dtype
+    ).block
+    room = engine.kv_cache_free_gpu_memory_fraction * free
+    if room < 2 * block:
+        raise ValueError(
+            f"the weights leave no room for KV in {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
+        )
+    return int(room // block)
 
 
 def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:

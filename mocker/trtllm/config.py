@@ -1,7 +1,7 @@
 """Every setting of one engine's scheduler and cache, named as in TensorRT-LLM, with its defaults.
 
-Sources: `tensorrt_llm/llmapi/llm_args.py` of 2026 (`TorchLlmArgs`, `KvCacheConfig`, `SchedulerConfig`,
-`AttentionDpConfig`). Settings of its nested configurations stand here beside the others.
+Sources: `tensorrt_llm/llmapi/llm_args.py` of 2026 (`TorchLlmArgs`, `KvCacheConfig`, `SchedulerConfig`). Settings of its
+nested configurations stand here beside the others, the sizes of the KV cache with the names of `trtllm-serve`'s flags.
 """
 
 from dataclasses import dataclass
@@ -23,8 +23,11 @@ class TrtllmConfig:
     tokens_per_block: Count = 32
     """Tokens in a KV block."""
 
-    num_gpu_blocks: Count | None = None
-    """KV blocks of one engine (default: as many as fit on --gpu beside --model)."""
+    kv_cache_max_tokens: Count | None = None
+    """Tokens of KV cache (default: as many as fit on --gpu beside --model, else 1048576)."""
+
+    kv_cache_free_gpu_memory_fraction: Annotated[float, Meta(gt=0, le=1)] = 0.9
+    """Share of the GPU memory that weights and the largest step leave, for the KV cache."""
 
     max_batch_size: Count = 2048
     """Most requests in one step."""
@@ -39,8 +42,8 @@ class TrtllmConfig:
     """Whose KV must fit: a request's until its end, so that nobody is paused; that of the next step, so that the last ones
     are paused when it does not; or, with STATIC_BATCH, until their ends and only when nothing runs."""
 
-    enable_chunked_prefill: bool = False
-    """Allow a prompt to be computed over several steps (enable_chunked_context in older versions)."""
+    enable_chunked_context: bool = False
+    """Allow a prompt to be computed over several steps (enable_chunked_prefill in newer versions)."""
 
     context_chunking_policy: ContextChunkingPolicy = "FIRST_COME_FIRST_SERVED"
     """How prompts share what a step's generating requests leave: the first takes all, or each a unit in turn."""
@@ -60,24 +63,6 @@ class TrtllmConfig:
     disable_overlap_scheduler: bool = False
     """Schedule a step only when the one before it has ended."""
 
-    enable_attention_dp: bool = False
-    """Give each rank its own requests; all compute a step together."""
-
-    enable_balance: bool = False
-    """With attention DP: let prompts wait until each rank has some."""
-
-    timeout_iters: Whole = 50
-    """With enable_balance: steps for which they wait at most."""
-
-    batching_wait_iters: Whole = 10
-    """With enable_balance: steps for which they wait for more once each rank has some."""
-
-    max_draft_len: Whole = 0
-    """Tokens that are guessed for each generating request in a step (speculation)."""
-
-    kv_role: KvRole | None = None
-    """Part in disaggregation (none: not modelled yet)."""
-
     @property
     def block_size(self) -> int:
         """Tokens in a KV block."""
@@ -89,14 +74,24 @@ class TrtllmConfig:
         return self.max_seq_len
 
     @property
+    def chunk_size(self) -> int:
+        """Most prompt tokens in one step."""
+        return self.max_num_tokens
+
+    @property
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
         return not self.disable_overlap_scheduler
 
     @property
+    def kv_role(self) -> KvRole | None:
+        """Its part in disaggregation: none."""
+        return None
+
+    @property
     def is_kv_consumer(self) -> bool:
         """Whether it may read KV from other engines."""
-        return self.kv_role in ("kv_consumer", "kv_both")
+        return False
 
     @property
     def unit(self) -> int:
@@ -106,12 +101,8 @@ class TrtllmConfig:
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
         check_settings(self)
-        if self.enable_chunked_prefill and not self.tokens_per_block <= self.unit <= self.max_num_tokens:
+        if self.enable_chunked_context and not self.tokens_per_block <= self.unit <= self.max_num_tokens:
             raise ValueError(
                 f"chunks are multiples of {self.unit} tokens; expected at least tokens_per_block ({self.tokens_per_block}) and "
                 f"at most max_num_tokens ({self.max_num_tokens}): set chunk_unit_size"
-            )
-        if self.enable_balance and not self.enable_attention_dp:
-            raise ValueError(
-                "enable_balance is true, and enable_attention_dp is false; expected attention DP: it has ranks"
             )

@@ -45,7 +45,7 @@ class TrtllmCore(Core):
         Raises:
             ValueError: something is asked for that is not modelled.
         """
-        _refuse(config, host, more, max_loras)
+        _refuse(host, more, max_loras)
         self.config = config
         self.outbox = Outbox()
         self.pause: Pause | None = None
@@ -288,8 +288,8 @@ class TrtllmCore(Core):
         return NeverAdmittedError(
             request.sequence,
             f"{self.pool.num_free} of {self.pool.num_blocks} blocks are free, nothing runs, its prompt has "
-            f"{request.num_prompt} tokens, max_num_tokens is {config.max_num_tokens} and enable_chunked_prefill is "
-            f"{'true' if config.enable_chunked_prefill else 'false'}",
+            f"{request.num_prompt} tokens, max_num_tokens is {config.max_num_tokens} and enable_chunked_context is "
+            f"{'true' if config.enable_chunked_context else 'false'}",
         )
 
     def num_tokens(self, sequence: Sequence, num_starved: int = 0) -> int:
@@ -345,15 +345,12 @@ class TrtllmCore(Core):
         return found
 
 
-def _refuse(config: TrtllmConfig, host: HostMemory | None, more: MoreBlocks | None, max_loras: int | None) -> None:
+def _refuse(host: HostMemory | None, more: MoreBlocks | None, max_loras: int | None) -> None:
     """Refuse what the scheduler has and the core does not model yet, or neither of them."""
     asked = {
         "host memory for KV": host is not None,
         "layers that do not keep all tokens": more is not None,
         "LoRA adapters": max_loras is not None,
-        f"kv_role {config.kv_role}": config.kv_role is not None,
-        "enable_attention_dp": config.enable_attention_dp,
-        f"max_draft_len {config.max_draft_len}": config.max_draft_len > 0,
     }
     for name, is_asked in asked.items():
         if is_asked:

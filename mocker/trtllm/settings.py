@@ -72,7 +72,7 @@ def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
         config.max_batch_size,
         config.max_num_tokens,
         config.capacity_scheduler_policy,
-        config.unit if config.enable_chunked_prefill else None,
+        config.unit if config.enable_chunked_context else None,
         config.context_chunking_policy == "EQUAL_PROGRESS",
         config.enable_block_reuse,
         config.is_async,

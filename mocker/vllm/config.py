@@ -75,6 +75,11 @@ class EngineConfig(OffloadConfig):
     """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
 
     @property
+    def chunk_size(self) -> int:
+        """Most prompt tokens in one step."""
+        return self.max_num_batched_tokens
+
+    @property
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
         return self.async_scheduling is not False

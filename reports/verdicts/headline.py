@@ -19,7 +19,9 @@ SAID = 2
 def heading(manifest: dict[str, Any]) -> list[str]:
     """Say what was run: the workload, the deployment, the step times, and how far off they may be."""
     said = head(manifest)
-    layout = "; ".join(f"{name}: {said[name]}" for name in ("Scheduler", "Layout", "Chunk") if name in said)
+    layout = "; ".join(
+        f"{name}: {said[name]}" for name in ("Scheduler", "Room for KV", "Layout", "Chunk") if name in said
+    )
     return [
         f"{manifest['title']}: {manifest['subtitle']}.",
         *understood(said),

@@ -18,7 +18,17 @@ from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
 from serving.cli.command_line import Verbosity, flat, open_standard_streams, program, reason
 from serving.engines.echo import Echo
-from serving.engines.mock.engine import AnswerConfig, EngineConfig, Mocker, TimingConfig, divide, refuse_idle_tiers
+from serving.engines.mock.engine import (
+    AnswerConfig,
+    EngineConfig,
+    EngineTypeConfig,
+    Mocker,
+    SglangConfig,
+    TimingConfig,
+    TrtllmConfig,
+    config_of,
+    refuse_idle_tiers,
+)
 from serving.engines.openai.engine import OpenAiServer
 from serving.frontend.config import FrontendConfig
 from serving.kv_tiers.config import KvStoreServiceConfig
@@ -47,7 +57,10 @@ FrontendSettings = Annotated[FrontendConfig, flat("Frontend", 1)]
 WorkerSettings = Annotated[WorkerConfig, flat("Worker", 1)]
 RouterSettings = Annotated[RouterConfig, flat("Router", 2)]
 RunSettings = Annotated[ModelRunConfig, flat("Engine", 3)]
+SchedulerSettings = Annotated[EngineTypeConfig, flat("Simulated engine", 3)]
 EngineSettings = Annotated[EngineConfig, flat("Simulated engine", 3)]
+SglangSettings = Annotated[SglangConfig, flat("Simulated engine: --engine-type sglang", 3)]
+TrtllmSettings = Annotated[TrtllmConfig, flat("Simulated engine: --engine-type trtllm", 3)]
 TimingSettings = Annotated[TimingConfig, flat("Simulated engine", 3)]
 AnswerSettings = Annotated[AnswerConfig, flat("Simulated engine", 3)]
 DisaggregationSettings = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 3)]
@@ -122,7 +135,10 @@ def mocker(
     /,
     *,
     worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+    scheduler: SchedulerSettings = EngineTypeConfig(),  # noqa: B008
     engine: EngineSettings = EngineConfig(),  # noqa: B008
+    sglang: SglangSettings = SglangConfig(),  # noqa: B008
+    trtllm: TrtllmSettings = TrtllmConfig(),  # noqa: B008
     timing: TimingSettings = TimingConfig(),  # noqa: B008
     answers: AnswerSettings = AnswerConfig(),  # noqa: B008
     transfer: TransferSettings = TransferRunConfig(),  # noqa: B008
@@ -137,7 +153,10 @@ def mocker(
     Args:
         model: The same as --model-path.
         worker: What to serve, and where.
-        engine: Settings of the simulated engine.
+        scheduler: Whose scheduler the simulated engine has.
+        engine: Its settings, if it is vLLM's.
+        sglang: Its settings, if it is SGLang's.
+        trtllm: Its settings, if it is TensorRT-LLM's.
         timing: Step times of the simulated engine.
         answers: What its answers are like.
         transfer: How KV travels between prefill and decode workers.
@@ -149,21 +168,24 @@ def mocker(
     """
     set_up(verbose)
     if extra_engine_args is not None:
-        engine, timing = engine_settings(extra_engine_args, engine, timing)
+        scheduler, engine, sglang, trtllm, timing = engine_settings(
+            extra_engine_args, scheduler, engine, sglang, trtllm, timing
+        )
     refuse_idle_tiers([engine], has_store=bool(transfer.kv_store))
-    worker, engine, timing, answers, transfer, lease, network = _resolve(
-        worker, engine, timing, answers, transfer, lease, runtime or RuntimeConfig()
+    worker, scheduler, engine, sglang, trtllm, timing, answers, transfer, lease, network = _resolve(
+        worker, scheduler, engine, sglang, trtllm, timing, answers, transfer, lease, runtime or RuntimeConfig()
     )
+    config = config_of(scheduler.engine_type, engine, sglang, trtllm)
     worker = replace_model(worker, model)
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, not {num_workers}")
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            settings = [worker, engine, timing, answers, transfer, lease, network]
+            settings = [worker, scheduler, engine, sglang, trtllm, timing, answers, transfer, lease, network]
             await run_copies("serving.mocker", num_workers, settings, worker.drain_s, stopping)
             return
-        made = Mocker(worker, engine, timing, answers=answers, transfer=transfer, lease=lease)
+        made = Mocker(worker, config, timing, answers=answers, transfer=transfer, lease=lease)
         await run_worker(network, worker, made, stopping, default_name="mock")
 
     run_process(main)
@@ -330,21 +352,28 @@ def _resolve(*given: Any) -> tuple[Any, ...]:
     return tuple(msgspec.convert(part, type(value), dec_hook=lambda kind, text: kind(text)) for part, value in parts)
 
 
-def engine_settings(path: Path, engine: EngineConfig, timing: TimingConfig) -> tuple[EngineConfig, TimingConfig]:
+def engine_settings(path: Path, *given: Any) -> tuple[Any, ...]:
     """Read settings of the simulated engine from a JSON file; settings that already differ from their defaults win.
+
+    Args:
+        path: the file, with all settings on one level.
+        given: the dataclasses to which they belong.
 
     Raises:
         ValueError: the file cannot be read, or its content is not valid.
     """
     values = read_arguments(path)
-    names = {field.name for kind in (EngineConfig, TimingConfig) for field in dataclasses.fields(kind)}
-    if unknown := sorted(values.keys() - names):
+    names = [{field.name for field in dataclasses.fields(part)} for part in given]
+    known = set().union(*names)
+    if unknown := sorted(values.keys() - known):
         raise ValueError(
-            f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(names))}"
+            f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(known))}"
         )
-    dials, times = divide(values | changed(engine) | changed(timing))
     try:
-        return msgspec.convert(dials, EngineConfig), msgspec.convert(times, TimingConfig)
+        return tuple(
+            msgspec.convert({name: values[name] for name in values.keys() & own} | changed(part), type(part))
+            for own, part in zip(names, given, strict=True)
+        )
     except msgspec.ValidationError as error:
         raise ValueError(f"--extra-engine-args {path}: {error}") from error
 

@@ -31,7 +31,18 @@ from serving.cli.ways import (
     WayOut,
 )
 from serving.engines.echo import Echo
-from serving.engines.mock.engine import AnswerConfig, EngineConfig, Mocker, TimingConfig
+from serving.engines.mock.engine import (
+    AnswerConfig,
+    EngineConfig,
+    EngineTypeConfig,
+    FamilyConfig,
+    Mocker,
+    SglangConfig,
+    TimingConfig,
+    TrtllmConfig,
+    config_of,
+    with_block_size,
+)
 from serving.engines.openai.engine import OpenAiServer
 from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
@@ -157,13 +168,15 @@ def make_job(job: Job) -> Engine | None:
             return make_engine(name, job.worker, job.model_run, job.arguments)
 
 
-def _simulated(model_run: ModelRunConfig) -> tuple[EngineConfig, TimingConfig]:
-    engine, timing = EngineConfig(), TimingConfig()
-    if model_run.kv_cache_block_size is not None:
-        engine = dataclasses.replace(engine, block_size=model_run.kv_cache_block_size)
+def _simulated(model_run: ModelRunConfig) -> tuple[FamilyConfig, TimingConfig]:
+    scheduler, engine, sglang, trtllm = EngineTypeConfig(), EngineConfig(), SglangConfig(), TrtllmConfig()
+    timing = TimingConfig()
     if model_run.extra_engine_args is not None:
-        engine, timing = engine_settings(model_run.extra_engine_args, engine, timing)
-    return engine, timing
+        scheduler, engine, sglang, trtllm, timing = engine_settings(
+            model_run.extra_engine_args, scheduler, engine, sglang, trtllm, timing
+        )
+    config = config_of(scheduler.engine_type, engine, sglang, trtllm)
+    return config if (size := model_run.kv_cache_block_size) is None else with_block_size(config, size), timing
 
 
 def job_identity(job: Job) -> Identity:

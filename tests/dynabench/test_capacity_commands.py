@@ -10,7 +10,7 @@ import pytest
 
 from dynabench.capacity.commands import deploy_commands, vllm_command
 from dynabench.deployment.description import Deployment, Pool
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 from serving.router import ROUTER_MODES, RouterConfig
 from serving.router.elsewhere import ELSEWHERE
@@ -272,3 +272,46 @@ def test_every_flag_is_the_engines_own_and_what_has_none_is_named(engine, flags,
     assert {word for word in words if word.startswith("--")} <= flags
     assert "no flag for " in note
     assert "watermark" in note.partition("no flag for ")[2]
+
+
+def engine_line(**settings):
+    """Return the command of a pool with the scheduler of another engine, and the note after it."""
+    timing = TimingConfig(gpu="h100", model="meta-llama/Llama-3.1-8B-Instruct")
+    line = deploy_commands(Deployment(pools=(Pool(timing=timing, **settings),)), "x")[1]
+    return line.split("  # ")
+
+
+def test_sglangs_scheduler_is_deployed_with_its_own_settings():
+    settings = SglangConfig(
+        page_size=16,
+        mem_fraction_static=0.8,
+        schedule_policy="lpm",
+        enable_mixed_chunk=True,
+        new_token_ratio_decay_steps=9,
+    )
+    words, note = engine_line(engine_type="sglang", sglang=settings)
+    assert words == (
+        "env SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS=9 python -m sglang.launch_server --model-path "
+        "meta-llama/Llama-3.1-8B-Instruct --tp-size 1 --chunked-prefill-size 8192 --page-size 16 "
+        "--mem-fraction-static 0.8 --enable-mixed-chunk --schedule-policy lpm"
+    )
+    assert note == "start 1, 1 h100 each"
+
+
+def test_tensorrt_llms_scheduler_is_deployed_with_its_own_settings():
+    settings = TrtllmConfig(
+        capacity_scheduler_policy="MAX_UTILIZATION",
+        enable_chunked_context=True,
+        kv_cache_max_tokens=1 << 16,
+        chunk_unit_size=64,
+    )
+    words, note = engine_line(engine_type="trtllm", trtllm=settings)
+    assert words.endswith(
+        "--max_num_tokens 8192 --max_batch_size 2048 --enable_chunked_prefill --kv_cache_free_gpu_memory_fraction 0.9 "
+        "--extra_llm_api_options OPTIONS.yaml"
+    )
+    assert (
+        '{"kv_cache_config": {"tokens_per_block": 32, "max_tokens": 65536}, '
+        '"scheduler_config": {"capacity_scheduler_policy": "MAX_UTILIZATION"}}'
+    ) in note
+    assert note.endswith("no flag for chunk_unit_size")

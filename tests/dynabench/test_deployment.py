@@ -59,7 +59,7 @@ def test_only_simulated_engines_have_a_share_of_tool_calls(tmp_path):
         read(tmp_path, "pools: {a: {engine: vllm, model: m, tool_call_share: 0.25}}")
     with pytest.raises(ValueError, match="--tool-call-share is for simulated engines, not for --engine vllm"):
         answers = AnswerConfig(tool_call_share=0.25)
-        live_pools(LivePoolConfig(engine="vllm"), EngineConfig(), TimingConfig(model="m"), answers=answers)
+        live_pools(LivePoolConfig(engine="vllm"), Pool(timing=TimingConfig(model="m")), answers=answers)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

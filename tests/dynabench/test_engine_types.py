@@ -1,14 +1,20 @@
 """Simulated engines with the schedulers of other engines than vLLM."""
 
+import itertools
+import re
+
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import pools_of
-from dynabench.deployment.flags import SchedulerConfig, pools_of_type
+from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.paths import change_pool
-from mocker import EngineConfig, SglangConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import EngineTypeConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from serving.engines.mock.engine import Mocker
+from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench
 
 H100 = TimingConfig(gpu="h100", model="meta-llama/Llama-3.1-8B-Instruct")
@@ -25,36 +31,49 @@ def test_a_simulation_with_sglangs_scheduler_says_so_and_takes_sglangs_flags(tmp
     assert "vLLM's defaults" not in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("scheduler", "engine", "sglang", "message"),
-    [
-        (
-            SchedulerConfig(),
-            EngineConfig(),
-            SglangConfig(page_size=16),
-            "--page-size is a setting of --engine-type sglang; --engine-type is vllm",
+def test_an_experiment_compares_three_schedulers(tmp_path):
+    done = dynabench(
+        *(
+            "simulate",
+            "--vary",
+            "engine_type=vllm,sglang,trtllm",
+            "--enable-chunked-context",
+            "--gpu",
+            "h100",
+            "--model",
+            "llama-3.1-8b",
         ),
-        (
-            SchedulerConfig(engine_type="sglang"),
-            EngineConfig(max_num_seqs=8),
-            SglangConfig(),
-            "--max-num-seqs is a setting of --engine-type vllm; --engine-type is sglang",
-        ),
-    ],
-)
-def test_settings_of_the_other_engine_are_refused(scheduler, engine, sglang, message):
+        *("--max-requests", "40", "--router-mode", "kv", "--out", tmp_path / "run"),
+    )
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "vLLM 0.32's or SGLang 0.5.23's or TensorRT-LLM's (its Python scheduler of 2026)" in said
+    assert re.search(r"Room for KV: vllm [\d,]+ tokens, sglang [\d,]+ tokens, trtllm [\d,]+ tokens", said)
+
+
+SETTINGS = {
+    "vllm": EngineConfig(max_num_seqs=8),
+    "sglang": SglangConfig(page_size=16),
+    "trtllm": TrtllmConfig(max_batch_size=8),
+}
+FLAGS = {"vllm": "--max-num-seqs", "sglang": "--page-size", "trtllm": "--max-batch-size"}
+
+
+@pytest.mark.parametrize(("kind", "other"), list(itertools.permutations(SETTINGS, 2)))
+def test_settings_of_another_engine_are_refused(kind, other):
+    given = {"vllm": EngineConfig(), "sglang": SglangConfig(), "trtllm": TrtllmConfig()} | {other: SETTINGS[other]}
     with pytest.raises(ValueError) as caught:
-        pools_of_type((Pool(mocker=engine),), scheduler, sglang)
-    assert str(caught.value) == message
+        simulated_pool(EngineTypeConfig(engine_type=kind), *given.values(), TimingConfig())
+    assert str(caught.value) == f"{FLAGS[other]} is a setting of --engine-type {other}; --engine-type is {kind}"
 
 
 def test_an_experiment_may_vary_the_engine_type():
-    pool = pools_of_type((Pool(timing=H100),), SchedulerConfig(), SglangConfig(page_size=32), {"engine_type"})[0]
-    arms = [change_pool(pool, "engine_type", kind) for kind in ("vllm", "sglang")]
+    pool = simulated_pool(EngineTypeConfig(), *SETTINGS.values(), H100, {"engine_type"})
+    arms = [change_pool(pool, "engine_type", kind) for kind in SETTINGS]
     engines = [pools_of(Deployment(pools=(arm,)))[0].engine for arm in arms]
-    assert [engine.config.block_size for engine in engines] == [EngineConfig().block_size, 32]
-    assert [type(engine.settings) for engine in engines] == [EngineConfig, SglangConfig]
-    assert [arm.timing.timed_as for arm in arms] == ["vllm", "sglang"]
+    assert [engine.config.block_size for engine in engines] == [64, 16, 32]
+    assert [type(engine.settings) for engine in engines] == [EngineConfig, SglangConfig, TrtllmConfig]
+    assert [arm.timing.timed_as for arm in arms] == list(SETTINGS)
 
 
 def test_sglangs_kv_cache_takes_its_share_of_the_memory_beside_the_weights():
@@ -62,6 +81,27 @@ def test_sglangs_kv_cache_takes_its_share_of_the_memory_beside_the_weights():
     per_token = 2 * 32 * 8 * 128 * 2
     assert (many - few) * per_token / 2**30 == pytest.approx(0.38 * 80, rel=0.02)
     assert resolve(SglangConfig(max_total_tokens=4096, page_size=16), H100).num_usable_blocks == 256
+
+
+def test_tensorrt_llms_kv_cache_takes_its_share_of_what_is_free():
+    few, many = (
+        resolve(TrtllmConfig(kv_cache_free_gpu_memory_fraction=share), H100).num_usable_tokens for share in (0.45, 0.9)
+    )
+    assert many == pytest.approx(2 * few, abs=32)
+    assert resolve(TrtllmConfig(kv_cache_max_tokens=4096), H100).num_usable_blocks == 128
+
+
+@pytest.mark.parametrize("kind", SETTINGS)
+def test_a_live_mocker_has_the_scheduler_and_the_context_of_the_model(kind):
+    mocker = Mocker(WorkerConfig(), SETTINGS[kind], H100)
+    assert mocker.traits.block_size == SETTINGS[kind].block_size
+    assert mocker.traits.context_length == 131072
+
+
+@pytest.mark.parametrize("kind", ["sglang", "trtllm"])
+def test_a_live_mocker_with_another_scheduler_has_no_part_in_disaggregation(kind):
+    with pytest.raises(ValueError, match="role is 'prefill'; expected 'aggregated'"):
+        Mocker(WorkerConfig(role="prefill"), SETTINGS[kind])
 
 
 @pytest.mark.parametrize("settings", [{"role": "prefill"}, {"engine": "echo_core"}])

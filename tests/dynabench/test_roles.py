@@ -235,7 +235,7 @@ def test_workers_report_the_kv_events_that_the_router_of_their_stage_wants():
 
 
 def pools_of(*varied, **settings):
-    return simulated_pools(PoolConfig(**settings), EngineConfig(max_num_seqs=32), TimingConfig(), varied)
+    return simulated_pools(PoolConfig(**settings), Pool(mocker=EngineConfig(max_num_seqs=32)), varied)
 
 
 def test_flags_make_two_pools_that_are_alike_but_for_what_is_said_of_one():

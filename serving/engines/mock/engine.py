@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import msgspec
 
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import EngineTypeConfig, FamilyConfig, config_of, timed_as, type_of, with_block_size
 from mocker.tiers.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
-from mocker.timing.config import TimingConfig, divide
+from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv import params as kv_params
 from serving.engines.kv.exchange import KvExchange
@@ -51,7 +52,20 @@ MAX_WAITING = 4096
 TOOL_CALL_PARSER = "hermes"
 """The format in which a mocker calls tools, unless its model's is named."""
 
-__all__ = ["AnswerConfig", "EngineConfig", "MockEngine", "Mocker", "TimingConfig", "divide", "refuse_idle_tiers"]
+__all__ = [
+    "AnswerConfig",
+    "EngineConfig",
+    "EngineTypeConfig",
+    "FamilyConfig",
+    "MockEngine",
+    "Mocker",
+    "SglangConfig",
+    "TimingConfig",
+    "TrtllmConfig",
+    "config_of",
+    "refuse_idle_tiers",
+    "with_block_size",
+]
 
 
 class Mocker:
@@ -60,7 +74,7 @@ class Mocker:
     def __init__(
         self,
         worker: WorkerConfig,
-        config: EngineConfig,
+        config: FamilyConfig,
         timing: TimingConfig = TimingConfig(),  # noqa: B008 (frozen)
         *,
         answers: AnswerConfig = AnswerConfig(),  # noqa: B008
@@ -86,7 +100,14 @@ class Mocker:
         Raises:
             ValueError: the settings do not determine them.
         """
-        config = replace(config, kv_role=peers[0].role if peers else KV_ROLES[worker.role])
+        kv_role = peers[0].role if peers else KV_ROLES[worker.role]
+        if isinstance(config, EngineConfig):
+            config = replace(config, kv_role=kv_role)
+        elif kv_role is not None:
+            raise ValueError(
+                f"role is {worker.role!r}; expected 'aggregated': only vLLM's scheduler is simulated in that part yet"
+            )
+        timing = timed_as(type_of(config), timing)
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
         simulated = resolve(config, timing)
         self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
@@ -95,8 +116,8 @@ class Mocker:
             block_size=config.block_size,
             context_length=most
             or (None if worker.model_path else min(self._simulated.longest_sequence, BYTES_CONTEXT)),
-            num_ranks=config.dp_size,
-            has_kv_events=worker.kv_events and config.enable_prefix_caching,
+            num_ranks=simulated.config.dp_size,
+            has_kv_events=worker.kv_events and simulated.config.enable_prefix_caching,
             step_costs=step_costs_of(simulated),
             guided_decoding=NO_GRAMMAR,
             continues_constrained=True,
@@ -113,7 +134,7 @@ class Mocker:
         self._peers = peers
         self._shape: KvShape | None = None
         """What its KV is like for other workers, if it shares requests with any."""
-        if config.kv_role:
+        if kv_role:
             size = kv_size_of(timing, block_size=config.block_size, kv_bytes_per_token=transfer.kv_bytes_per_token)
             self._shape = KvShape(size, timing.tensor_parallel_size)
         self._format: ChunkFormat | None = None

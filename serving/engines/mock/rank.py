@@ -43,10 +43,11 @@ class MockEngine:
         max_loras: int | None = None,
         observer: Observer | None = None,
     ) -> None:
-        config = self.config = simulated.config
+        self.config = simulated.config
+        """Its settings, those of other families as vLLM's."""
         self._usual_timing = simulated.timing
         self.engine = new_engine(
-            config,
+            simulated.settings,
             simulated.timing,
             num_blocks=simulated.num_blocks,
             host=simulated.host,

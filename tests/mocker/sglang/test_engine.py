@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -50,6 +51,8 @@ ordered = st.builds(
     chunked_prefill_size=st.sampled_from([16, 200]),
     disable_overlap_schedule=st.booleans(),
 )
+seldom = st.builds(replace, configs, scheduler_recv_interval=st.sampled_from([2, 3, 10]))
+"""Those that look for new requests only now and then."""
 
 
 def dyadic(time):
@@ -255,7 +258,7 @@ def test_an_engine_decides_what_the_scheduler_decides_alone(config, requests):
 
 
 @settings(max_examples=worth(400), deadline=None)
-@given(configs | ordered, workloads(), st.lists(st.floats(0, 20), max_size=8))
+@given(configs | ordered | seldom, workloads(), st.lists(st.floats(0, 20), max_size=8))
 def test_a_leap_is_its_iterations_taken_one_at_a_time(config, requests, looks):
     num_pages = room_for(requests, config)
     try:

@@ -66,6 +66,22 @@ def test_prompts_come_before_decodes_and_share_what_chunks_have_put_into_the_tre
     ]
 
 
+def test_new_requests_are_seen_after_a_prefill_and_then_once_in_an_interval():
+    scheduler = Scheduler(SglangConfig(scheduler_recv_interval=3, disable_overlap_schedule=True), 2048)
+    a, b, c = (request(name, tokens((name, 10)), 20) for name in "abc")
+    assert [line.partition(" |")[0] for line in run(scheduler, {0: [a], 3: [b], 5: [c]}, 9)] == [
+        "-",  # idle iterations count, too
+        "-",
+        "E a 10@0",
+        "E b 10@0",
+        "D a, b",
+        "D a, b",
+        "D a, b",
+        "E c 10@0",
+        "D a, b, c",
+    ]
+
+
 def test_a_prefix_is_shared_in_whole_pages():
     config = SglangConfig(page_size=16, chunked_prefill_size=64, disable_overlap_schedule=True)
     shared = tokens(("s", 50))

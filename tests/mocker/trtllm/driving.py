@@ -24,7 +24,7 @@ configs = st.builds(
     max_batch_size=st.integers(1, 6),
     max_num_tokens=st.sampled_from([16, 24, 24, 64]),
     capacity_scheduler_policy=st.sampled_from(["GUARANTEED_NO_EVICT", *["MAX_UTILIZATION"] * 2, "STATIC_BATCH"]),
-    enable_chunked_prefill=st.booleans(),
+    enable_chunked_context=st.booleans(),
     context_chunking_policy=st.sampled_from(["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]),
     batch_wait_timeout_iters=st.sampled_from([0, 0, 3]),
     batch_wait_max_tokens_ratio=st.sampled_from([0.3, 0.9]),
@@ -64,7 +64,7 @@ def workloads(draw, config, max_requests=14):
     """Draw requests that fit; some share prefixes, some are alike."""
     rng = random.Random(draw(st.integers(0, 1 << 32)))
     calls, now = [], 0.0
-    longest = 60 if config.enable_chunked_prefill else config.max_num_tokens
+    longest = 60 if config.enable_chunked_context else config.max_num_tokens
     for number in range(draw(st.integers(1, max_requests))):
         now += rng.choice([0.0, 0.0, rng.random() / 8, rng.random()])
         prompt = rng.randint(1, min(longest, (config.max_seq_len or 99) - 1, 40))

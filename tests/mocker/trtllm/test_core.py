@@ -185,7 +185,7 @@ def test_a_paused_request_that_has_outgrown_a_step_is_never_admitted_again():
     a, b = sequence("a", prompt=8, output=8), sequence("b", prompt=8, output=8)
     engine.add(a)
     engine.add(b)
-    with pytest.raises(NeverAdmittedError, match="enable_chunked_prefill is false") as caught:
+    with pytest.raises(NeverAdmittedError, match="enable_chunked_context is false") as caught:
         steps(engine)
     assert caught.value.sequence is b
     engine.abort(b)
@@ -196,11 +196,7 @@ def test_a_paused_request_that_has_outgrown_a_step_is_never_admitted_again():
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"max_draft_len": 2}, "max_draft_len 2: not modelled yet for TensorRT-LLM"),
-        ({"enable_attention_dp": True}, "enable_attention_dp: not modelled yet for TensorRT-LLM"),
-        ({"kv_role": "kv_both"}, "kv_role kv_both: not modelled yet for TensorRT-LLM"),
-        ({"enable_balance": True}, "enable_balance is true, and enable_attention_dp is false; expected attention DP"),
-        ({"enable_chunked_prefill": True, "chunk_unit_size": 2}, "expected at least tokens_per_block"),
+        ({"enable_chunked_context": True, "chunk_unit_size": 2}, "expected at least tokens_per_block"),
         ({"max_batch_size": 0}, "max_batch_size"),
     ],
 )
@@ -222,7 +218,7 @@ def test_memory_that_is_not_modelled_is_refused(asked):
     [
         ({"is_remote_prefill": True}, "KV from or for another engine is not modelled yet"),
         ({"adapter": "one"}, "adapter one is not modelled yet"),
-        ({"prompt": 65}, "without enable_chunked_prefill it must be at most max_num_tokens \\(64\\)"),
+        ({"prompt": 65}, "without enable_chunked_context it must be at most max_num_tokens \\(64\\)"),
         ({"prompt": 50, "output": 40}, "need 23 KV blocks; the cache has 20"),
         ({"prompt": 60}, "reaches max_seq_len \\(60\\)"),
     ],

@@ -1,0 +1,184 @@
+"""How each published point was measured: the engine, its settings, and the requests that were sent.
+
+**InferenceX** (`2026-*.csv`, `db-dump`): the scripts in `benchmarks/` of SemiAnalysisAI/InferenceX at the time of the
+run. A closed loop of C requests, 10 C in total, of random tokens, with lengths uniform from 80% to 100% of ISL and OSL
+(`--random-range-ratio 0.8`).
+
+**NVIDIA's sweeps** (`aic-auto-gap-analysis`): no scripts are public. Each file is one model, engine and version; the
+batch size, the layout and C are in the rows. Lengths are those named: TTFT and TPOT of 1,024 tokens in and 128 out fit
+a spread of none better than any other (see docs/fidelity.md). Where C is a multiple of the batch size of all ranks,
+that many engines shared the requests. Engines keep their defaults, and the KV cache in 16 bits.
+"""
+
+from typing import Any, NamedTuple
+
+from dynabench.deployment.description import Pool
+from mocker import EngineConfig, SglangConfig
+from mocker.timing.config import TimingConfig
+
+BLACKWELL = ("b200", "b300", "gb200")
+SPREAD = 0.8
+"""InferenceX: the shortest request, as a share of the longest."""
+
+
+class Started(NamedTuple):
+    """How the script of a benchmark starts vLLM."""
+
+    has_small_kv: bool
+    async_scheduling: bool = True
+    gpu_memory_utilization: float = 0.9
+    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = 0
+    """Set if it is more than the number of concurrent requests."""
+
+
+def is_sweep(point: Any) -> bool:
+    """Return whether NVIDIA measured a point, and not InferenceX."""
+    return "aic-auto-gap" in point.silicon_data_source
+
+
+def shortest_of(point: Any) -> float:
+    """Return the length of the shortest request of a point, as a share of the longest."""
+    return 1.0 if is_sweep(point) else SPREAD
+
+
+def pool_of(point: Any, gpu: str) -> Pool:
+    """Return the engines of a point."""
+    match point.backend:
+        case "sglang":
+            engine: dict[str, Any] = {"engine_type": "sglang", "sglang": sglang_of(point, gpu)}
+        case _:
+            engine = {"mocker": vllm_of(point, gpu)}
+    return Pool(replicas=replicas_of(point), timing=timing_of(point, gpu), **engine)
+
+
+def replicas_of(point: Any) -> int:
+    """Return how many engines shared the requests of a point."""
+    if not is_sweep(point):
+        return 1
+    return max(1, round(int(point.concurrency) / (int(point.batch_size) * int(point.attention_dp_size))))
+
+
+def timing_of(point: Any, gpu: str) -> TimingConfig:
+    """Return the step times of a point."""
+    quantization = quantization_of(point)
+    has_small_kv = has_small_kv_of(point, gpu)
+    vllm = started(point, gpu) if point.backend == "vllm" else None
+    return TimingConfig(
+        model=point.model_path,
+        gpu=gpu,
+        tensor_parallel_size=int(point.tp_size),
+        enable_expert_parallel=bool(point.moe_ep_size > 1),
+        quantization=quantization,
+        kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
+        gpu_memory_utilization=0.9 if vllm is None else vllm.gpu_memory_utilization,
+        timed_as=point.backend,
+    )
+
+
+def quantization_of(point: Any) -> Any:
+    """Return the type of the weights, if it is not that of the model."""
+    if point.precision in ("fp8", "fp4", "int4"):
+        return point.precision
+    return "fp8" if "FP8" in str(point.silicon_data_source) else None
+
+
+def has_small_kv_of(point: Any, gpu: str) -> bool:
+    """Return whether the KV cache had 8 bits."""
+    if point.backend == "vllm":
+        return started(point, gpu).has_small_kv
+    if is_sweep(point):
+        return False
+    model = point.model_path.rpartition("/")[2]
+    if point.backend == "sglang":
+        is_default = (model, gpu) in (("DeepSeek-R1", "h200"), ("DeepSeek-V3", "h200"), ("GLM-5", "h200"))
+        return quantization_of(point) is not None and not is_default
+    return (model, gpu) != ("gpt-oss-120b", "h200")
+
+
+# vLLM
+
+
+def started(point: Any, gpu: str) -> Started:
+    """Return how vLLM was started (other engines: 8-bit KV, overlapped), according to the scripts of InferenceX at the time of the runs (up to 2026-04).
+
+    Llama 70B ran on vLLM 0.11.0 with a file of settings: an 8-bit KV cache and asynchronous scheduling. On H100 the
+    file was given as `--config=config.yaml`, which vLLM's parser ignores, because it looks for the separate word
+    `--config`. (That was corrected on 2025-10-19 on a branch that was not merged before the model was dropped.) So the
+    defaults of 0.11 apply there: a 16-bit cache and synchronous scheduling, which is the default until 0.14.
+    """
+    if point.backend != "vllm":
+        return Started(True)
+    match point.model_path.rpartition("/")[2]:
+        case "Llama-3.1-70B":
+            is_plain = gpu == "h100"
+            return Started(not is_plain, not is_plain, max_num_seqs=512 if gpu in BLACKWELL else 0)
+        case "MiniMax-M2.5":
+            is_first = point.backend_version == "0.17.0"
+            return Started(not is_first, max_num_batched_tokens=8192 if is_first else 2 * int(point.isl))
+        case "Kimi-K2.5":
+            return Started(False, gpu_memory_utilization=0.9 if point.precision == "fp4" else 0.95)
+        case "gpt-oss-120b":
+            return Started(False)
+    return Started(False, async_scheduling=False)  # NVIDIA's sweep on 0.12
+
+
+def vllm_of(point: Any, gpu: str) -> EngineConfig:
+    """Return the settings of vLLM's scheduler."""
+    script = started(point, gpu)
+    concurrency = int(point.concurrency)
+    return EngineConfig(
+        dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
+        block_size=16,
+        max_num_seqs=max(script.max_num_seqs, concurrency),
+        max_num_batched_tokens=max(script.max_num_batched_tokens, script.max_num_seqs, concurrency),
+        enable_prefix_caching=False,
+        async_scheduling=script.async_scheduling,
+    )
+
+
+# SGLang
+
+
+def sglang_of(point: Any, gpu: str) -> SglangConfig:
+    """Return the settings of SGLang's scheduler: InferenceX's scripts, which were the same from 2025-11 to 2026-04.
+
+    DeepSeek-R1 in FP8 on B200 is said to have run at most 128 requests, but with 256 at a time, its requests did not
+    wait, and with 512 they did: it must have been 256.
+    """
+    concurrency = int(point.concurrency)
+    often = 10 if concurrency < 16 else 30
+    is_balanced = (int(point.isl), int(point.osl)) == (1024, 1024)
+    match point.model_path.rpartition("/")[2].replace("V3", "R1"), gpu, point.precision:
+        case _ if is_sweep(point):
+            return SglangConfig()
+        case "DeepSeek-R1", "h200", _:
+            return _script(512 if is_balanced else 256, 0.82, 32768)
+        case "DeepSeek-R1", _, "fp8" if point.tp_size == 4:
+            return _script(32, 0.95, 8192, recv=10)
+        case "DeepSeek-R1", _, "fp8":
+            return _script(max(128, min(concurrency, 256)), 0.82, 32768, recv=often)
+        case "DeepSeek-R1", _, _:
+            return _script(256, 0.85, 16384, recv=often)
+        case "Qwen3.5-397B-A17B", "h200", _:
+            return _script(128, 0.8, 16384)
+        case "Qwen3.5-397B-A17B", _, precision:
+            return _script(128, 0.85 if precision == "fp4" else 0.82, 32768, recv=often)
+        case "GLM-5", "h200", _:
+            return SglangConfig(mem_fraction_static=0.85)
+        case "GLM-5", _, "fp8":
+            return _script(concurrency, 0.85, 32768)
+        case "GLM-5", _, _:
+            return _script(concurrency, 0.8, 131072)
+    return SglangConfig()
+
+
+def _script(max_running: int, share: float, chunk: int, *, recv: int = 1) -> SglangConfig:
+    return SglangConfig(
+        max_running_requests=max_running,
+        mem_fraction_static=share,
+        chunked_prefill_size=chunk,
+        max_prefill_tokens=chunk,
+        scheduler_recv_interval=recv,
+        disable_radix_cache=True,
+    )

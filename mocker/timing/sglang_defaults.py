@@ -1,0 +1,85 @@
+"""What SGLang 0.5.23 sets by default, depending on the memory of the GPU that it finds.
+
+The largest prefill and the batches for which it captures CUDA graphs follow from the memory. What it leaves free follows
+from these (MiB; one pipeline stage, no speculation, no attention DP):
+
+    kept free = 512 + 1.5 prefill tokens + 128 GPUs + 2 sequences of the largest graph + graphs of prefills
+    graphs of prefills = 8 for each size, or 1,536 for models with latent attention
+    mem_fraction_static = 1 - kept free / memory, where at least 10 GiB are kept free on GPUs with more than 60 GiB
+
+Source: `srt/arg_groups/memory_hook.py` and `cuda_graph_hook.py` of its wheel. SGLang reads the memory from nvidia-smi, which
+is 0.5% more than torch reports, so the share can differ by 0.001.
+"""
+
+from bisect import bisect_right
+from typing import NamedTuple
+
+from mocker.models.shape import ModelShape
+from mocker.timing.gpu import Gpu
+
+MIB = 2**20
+GIB = 2**30
+
+
+class MemoryClass(NamedTuple):
+    """Defaults on GPUs with less than so much memory."""
+
+    below_gib: float
+    chunk: int
+    largest_graph: int
+    """Sequences of the largest decode that runs as a CUDA graph."""
+    largest_graph_tp: int
+    """The same where at least four GPUs share the model."""
+
+
+CLASSES = (
+    MemoryClass(20, 2048, 8, 8),
+    MemoryClass(35, 4096, 48, 160),
+    MemoryClass(60, 4096, 32, 160),
+    MemoryClass(160, 8192, 256, 512),
+    MemoryClass(float("inf"), 16384, 512, 512),
+)
+GRAPHS_OF_PREFILLS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256))
+"""Sizes for which prefills have CUDA graphs: up to the first number, in steps of the second; beyond, of 512."""
+
+
+def usual_chunk(gpu: Gpu) -> int:
+    """Return the most prompt tokens that SGLang computes in one step on a GPU."""
+    return _memory_class(gpu).chunk
+
+
+def static_share(gpu: Gpu, shape: ModelShape, *, num_gpus: int, num_tokens: int, max_running: int | None) -> float:
+    """Return the share of the memory that SGLang takes for weights and KV cache.
+
+    Args:
+        gpu: each of the GPUs.
+        shape: the model.
+        num_gpus: GPUs that share each layer.
+        num_tokens: most prompt tokens in one step.
+        max_running: most requests that may run at once, if that is set.
+    """
+    found, memory = _memory_class(gpu), gpu.memory / MIB
+    graph = found.largest_graph if num_gpus < 4 else found.largest_graph_tp
+    if max_running is not None:
+        graph = min(graph, max_running)
+    kept = 512 + 1.5 * max(num_tokens, 2048) + 128 * num_gpus + 2 * graph + _prefill_graphs(shape, num_tokens)
+    if memory > 60 * 1024:
+        kept = max(kept, 10 * 1024)
+    return round((memory - kept) / memory, 3)
+
+
+def _memory_class(gpu: Gpu) -> MemoryClass:
+    return next(each for each in CLASSES if gpu.memory < each.below_gib * GIB)
+
+
+def _prefill_graphs(shape: ModelShape, num_tokens: int) -> float:
+    """Return what CUDA graphs of prefills of at most so many tokens take (MiB)."""
+    if any(mixer.latent_flops for mixer, _ in shape.mixers):
+        return 1536
+    sizes, size = [], 0
+    for most, step in GRAPHS_OF_PREFILLS:
+        while size < most:
+            size += step
+            sizes.append(size)
+    sizes += range(4608, num_tokens + 1, 512)
+    return 8 * bisect_right(sizes, num_tokens)

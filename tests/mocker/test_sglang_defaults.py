@@ -1,0 +1,51 @@
+"""What SGLang chooses for a model and a GPU, computed by hand from the rule of 0.5.23."""
+
+import pytest
+
+from mocker import SglangConfig
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
+
+LLAMA = "meta-llama/Llama-3.1-8B"
+
+
+def chosen(gpu, model=LLAMA, tensor_parallel_size=1, **settings):
+    timing = TimingConfig(model=model, gpu=gpu, tensor_parallel_size=tensor_parallel_size)
+    return resolve(SglangConfig(**settings), timing).settings
+
+
+@pytest.mark.parametrize(
+    ("gpu", "num_gpus", "chunk", "kept_mib"),
+    [
+        ("h100", 1, 8192, 512 + 1.5 * 8192 + 128 + 2 * 256 + 8 * 58),
+        ("h100", 4, 8192, 512 + 1.5 * 8192 + 4 * 128 + 2 * 512 + 8 * 58),
+        ("b200", 2, 16384, 512 + 1.5 * 16384 + 2 * 128 + 2 * 512 + 8 * 74),
+        ("l40s", 1, 4096, 512 + 1.5 * 4096 + 128 + 2 * 32 + 8 * 50),
+    ],
+)
+def test_the_chunk_and_the_share_of_memory_follow_from_the_gpu(gpu, num_gpus, chunk, kept_mib):
+    memory = {"h100": 85018542080, "b200": 191501434880, "l40s": 47695527936}[gpu] / 2**20
+    found = chosen(gpu, tensor_parallel_size=num_gpus)
+    assert found.chunked_prefill_size == chunk
+    assert found.mem_fraction_static == pytest.approx(1 - kept_mib / memory, abs=0.0006)
+
+
+def test_at_least_ten_gib_of_a_large_gpu_stay_free():
+    found = chosen("h100", chunked_prefill_size=2048)
+    assert found.mem_fraction_static == pytest.approx(1 - 10 / (85018542080 / 2**30), abs=0.0006)
+
+
+def test_what_is_set_stays():
+    found = chosen("b200", chunked_prefill_size=4096, mem_fraction_static=0.5)
+    assert (found.chunked_prefill_size, found.mem_fraction_static) == (4096, 0.5)
+
+
+def test_without_a_gpu_prompts_are_cut_as_on_an_h100():
+    assert resolve(SglangConfig()).settings.chunk_size == 8192
+
+
+def test_the_room_for_kv_is_that_of_a_public_log():
+    # vllm-project/vllm issue 21348: 367,404 tokens on four H100s with SGLang of 2025-07
+    timing = TimingConfig(model="Qwen/Qwen3-235B-A22B-FP8", gpu="h100", tensor_parallel_size=4)
+    found = resolve(SglangConfig(mem_fraction_static=0.93), timing)
+    assert found.num_usable_tokens == pytest.approx(367_404, rel=0.03)
