@@ -49,9 +49,8 @@ TRTLLM_FILE = {
 def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     """Return SGLang's command line; the quantization is one that it makes on loading."""
     timing = pool.timing
-    config = _as_sglang(pool) if pool.engine_type == "vllm" else with_sglang_defaults(pool.sglang, timing)
+    config = with_sglang_defaults(pool.sglang, timing) if pool.engine_type == "sglang" else _as_sglang(pool)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
-    settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {
         "model_path": timing.model or "MODEL",
@@ -86,9 +85,8 @@ def _as_sglang(pool: Pool) -> SglangConfig:
 
 def trtllm_command(pool: Pool, quantization: str | None) -> Launch:
     """Return TensorRT-LLM's command line; it makes no quantization on loading."""
-    config, timing = pool.trtllm, pool.timing
-    if pool.engine_type == "vllm":
-        config = _as_trtllm(pool)
+    timing = pool.timing
+    config = pool.trtllm if pool.engine_type == "trtllm" else _as_trtllm(pool)
     given = {
         "tp_size": timing.tensor_parallel_size,
         "ep_size": timing.tensor_parallel_size if timing.enable_expert_parallel else None,

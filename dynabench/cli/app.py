@@ -42,7 +42,7 @@ COMMANDS = {
         "Measure the step times of a real vLLM on this machine, for --timing-file.",
     ),
     "validate": ("fidelity:validate", "Compare real runs with simulated ones of the same workload, figure by figure."),
-    "record": ("fidelity:record", "Record how an installed vLLM schedules a scenario, for dynabench verify."),
+    "record": ("fidelity:record", "Record how an installed vLLM or SGLang schedules a scenario, for dynabench verify."),
     "verify": ("fidelity:verify", "Replay recordings of a real scheduler through the mocker, step by step."),
     "selftest": (
         "fidelity:selftest",

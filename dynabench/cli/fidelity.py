@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -192,16 +192,17 @@ def selftest(*, config: Annotated[SelftestConfig, flat("Self-test", 1)] = Selfte
     return run_selftest(config, Terminal())
 
 
-def record(*, scenario: Path, out: Path) -> None:
-    """Record how an installed vLLM schedules a scenario, for `dynabench verify`.
+def record(*, scenario: Path, out: Path, engine: Literal["vllm", "sglang"] = "vllm") -> None:
+    """Record how an installed vLLM or SGLang schedules a scenario, for `dynabench verify`.
 
     Args:
         scenario: A scenario as JSON, or a recording whose scenario to repeat.
         out: The file to write (.jsonl or .jsonl.gz); it must not exist.
+        engine: Whose scheduler. SGLang's runs with a model that is faked.
     """
-    from dynabench.fidelity.vllm import record as recorder
+    from dynabench.fidelity import families
 
-    steps = recorder.record(scenario, out)
+    steps = families.record(engine, scenario, out)
     print(printable(f"{out}: {steps} steps"))
 
 

@@ -95,9 +95,10 @@ def _schedulers(pools: Sequence[Pool]) -> str:
 
 def _rooms(pools: Sequence[Pool]) -> str:
     """Say how much KV an engine of each scheduler holds, if several are compared."""
-    engines = {pool.engine_type: resolve(pool.engine_config, pool.timing) for pool in pools if pool.engine == "mocker"}
-    if len(engines) < 2:
+    kinds = {pool.engine_type: pool for pool in pools if pool.engine == "mocker"}
+    if len(kinds) < 2:
         return ""
+    engines = {kind: resolve(pool.engine_config, pool.timing) for kind, pool in kinds.items()}
     return ", ".join(f"{kind} {engine.num_usable_tokens:,} tokens" for kind, engine in engines.items())
 
 

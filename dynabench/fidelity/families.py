@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from dynabench.fidelity.recordings import Json, RecordingError, Verdict, head_of
 from dynabench.fidelity.sglang import recordings as sglang_recordings
@@ -64,6 +64,21 @@ def verify(path: Path) -> Verdict:
         RecordingError: it cannot be read or replayed, or its engine is unknown.
     """
     return _family_of(path).verify(path)
+
+
+def record(engine: Literal["vllm", "sglang"], scenario: Path, out: Path) -> int:
+    """Record how an installed engine schedules a scenario; return the number of steps.
+
+    Raises:
+        RecordingError: it is not installed, refuses a setting, or the scenario cannot be read.
+    """
+    if engine == "sglang":
+        from dynabench.fidelity.sglang import record as sglang_recorder
+
+        return sglang_recorder.record(scenario, out)
+    from dynabench.fidelity.vllm import record as recorder
+
+    return recorder.record(scenario, out)
 
 
 def step_times(path: Path, timing: TimingConfig) -> StepTimes:

@@ -28,7 +28,7 @@ from foundation.galloping import num_held
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
-from mocker.vllm.block_runs import BlockRun, BlockWatch
+from mocker.vllm.block_runs import UNHELD, BlockRun, BlockWatch
 
 
 class BlockPool:
@@ -87,10 +87,12 @@ class BlockPool:
             run = self._index[chain.key(block)]
             if run.stop > num_blocks:
                 run = self._split(run, num_blocks)
-            if not run.holders:
+            if run.holders:
+                run.holders[sequence] = None
+            else:
+                run.holders = {sequence: None}
                 self._queue.pop(run, None)
                 self.num_evictable -= run.stop - run.start
-            run.holders[sequence] = None
             run.sealed = True
             runs.append(run)
             if run.watches:
@@ -149,8 +151,10 @@ class BlockPool:
     def release(self, sequence: Sequence, num_blocks: int) -> None:
         """Free the `num_blocks` blocks of a sequence, tail first."""
         for run in reversed(self._runs.pop(sequence, ())):
-            del run.holders[sequence]
-            if not run.holders:
+            if len(run.holders) > 1:
+                del run.holders[sequence]
+            else:
+                run.holders = UNHELD
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
         self.num_blank += num_blocks - sequence.num_cached_blocks + sequence.num_more_held
@@ -183,7 +187,7 @@ class BlockPool:
             run.stop = stop
         else:
             run = BlockRun(sequence.chain, start, stop, primary=primary)
-            run.holders[sequence] = None
+            run.holders = {sequence: None}
             runs.append(run)
         if primary:
             self._enter(run, start, stop)
@@ -230,7 +234,7 @@ class BlockPool:
         If nobody holds the front part, it is in no queue yet: the caller must hold it or queue it.
         """
         front = BlockRun(run.chain, run.start, block, primary=run.primary)
-        front.holders = dict(run.holders)
+        front.holders = dict(run.holders) if run.holders else UNHELD
         front.sealed = True
         front.watches = run.watches
         run.start = block

@@ -19,6 +19,7 @@ class BlockWatch:
 
 
 UNWATCHED: Final[list[BlockWatch]] = []  # shared, never changed
+UNHELD: Final[dict[Sequence, None]] = {}  # shared, never changed: most of what a full cache holds is held by nobody
 
 
 class BlockRun:
@@ -35,7 +36,7 @@ class BlockRun:
         self.chain = chain
         self.start = start
         self.stop = stop
-        self.holders: dict[Sequence, None] = {}
+        self.holders: dict[Sequence, None] = UNHELD
         self.primary = primary
         self.sealed = False
         self.watches: list[BlockWatch] = UNWATCHED

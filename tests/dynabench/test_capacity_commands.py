@@ -282,12 +282,18 @@ def engine_line(**settings):
 
 
 def test_sglangs_scheduler_is_deployed_with_its_own_settings():
-    settings = SglangConfig(page_size=16, schedule_policy="lpm", enable_mixed_chunk=True, new_token_ratio_decay_steps=9)
+    settings = SglangConfig(
+        page_size=16,
+        mem_fraction_static=0.8,
+        schedule_policy="lpm",
+        enable_mixed_chunk=True,
+        new_token_ratio_decay_steps=9,
+    )
     words, note = engine_line(engine_type="sglang", sglang=settings)
     assert words == (
         "env SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS=9 python -m sglang.launch_server --model-path "
         "meta-llama/Llama-3.1-8B-Instruct --tp-size 1 --chunked-prefill-size 8192 --page-size 16 "
-        "--mem-fraction-static 0.829 --enable-mixed-chunk --schedule-policy lpm"
+        "--mem-fraction-static 0.8 --enable-mixed-chunk --schedule-policy lpm"
     )
     assert note == "start 1, 1 h100 each"
 

@@ -364,7 +364,7 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
             "pipeline_parallel_size is 2; expected 1: engines with several stages are not",
         ),
         (("--slo", "ttft.p90 <= 1s", "--vary", "chunk=1"), "chunk is not a setting that can be varied"),
-        (("--slo", "ttft.p90 <= 1s", "--vary", "max_num_batched_token=1"), "did you mean max_num_batched_tokens?"),
+        (("--slo", "ttft.p90 <= 1s", "--vary", "max_num_batched_token=1"), "did you mean max_num_batched_tokens or"),
     ],
 )
 def test_what_makes_no_sense_is_one_line(tmp_path, flags, problem):

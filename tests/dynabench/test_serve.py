@@ -93,7 +93,7 @@ def test_flags_alone_start_a_stack_with_a_router_of_its_own(tmp_path):
         (
             "pools: {a: {}}",
             ("--http-port", 0, "--speedup-ratio", 3),
-            "--http-port, --speedup-ratio cannot be used with --deployment",
+            "--speedup-ratio, --http-port cannot be used with --deployment",
         ),
         ("pools: {a: {}}", ("--standalone-router",), "--standalone-router cannot be used with --deployment"),
         ("pools: {a: {}}", ("--router-mode", "kv"), "--router-mode cannot be used with --deployment"),

@@ -110,3 +110,27 @@ def test_a_recording_with_a_broken_vllm_says_so_too(broken, tmp_path):
         "dynabench: the Python package vllm cannot be loaded here (OSError: libtorch.so: cannot open shared object file); "
         f"install it again with what it needs, as a build for this machine: {install('vllm')}; without a GPU: {install('record')}"
     )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            "raise OSError('libtorch.so: cannot open shared object file')",
+            "the Python package sglang cannot be loaded here (OSError: libtorch.so: cannot open shared object file); install it "
+            f"again with what it needs, as a build for this machine: {install('sglang')}; without a GPU: "
+            "see docs/engines.md#recording-sglangs-scheduler",
+        ),
+        (
+            "__version__ = '0.5.9'",
+            "SGLang 0.5.9 is installed; expected 0.5.23, whose loop is repeated here: pip install --no-deps sglang==0.5.23",
+        ),
+    ],
+    ids=["broken", "another version"],
+)
+def test_a_recording_with_an_sglang_that_cannot_be_driven_says_why(broken, tmp_path, content, said):
+    folder = broken("sglang", content)
+    (tmp_path / "scenario.json").write_text('{"config": {}, "actions": []}')
+    words = ["record", "--engine", "sglang", "--scenario", "scenario.json", "--out", "steps.jsonl"]
+    done = dynabench(*words, cwd=tmp_path, env={"PYTHONPATH": str(folder)})
+    assert (done.returncode, done.stderr.strip()) == (2, f"dynabench: {said}")

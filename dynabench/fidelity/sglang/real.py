@@ -1,0 +1,279 @@
+"""An installed SGLang's own scheduler in this process, stepped by hand. Only the forward pass is faked.
+
+Its loops (`event_loop_normal`, `event_loop_overlap`) are repeated here, because they never return. What runs is SGLang's:
+`Scheduler`, `SchedulePolicy`, `PrefillAdder`, the radix cache, the allocators, and the processing of results.
+"""
+
+import contextlib
+import json
+import logging
+from array import array
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+from zlib import crc32
+
+from dynabench.fidelity.recordings import Json, RecordingError
+from foundation.text import one_line
+from serving.engines.package import require
+from serving.worker.engine import EngineError
+
+VERSION = "0.5.23"
+"""The SGLang whose scheduler is known. Others have other loops, and other names in them."""
+ON_A_CPU = "see docs/engines.md#recording-sglangs-scheduler"
+ENQUEUE = "_add_request_to_queue"
+"""SGLang's method that lets a request wait, new or come back."""
+EOS = 2
+VOCABULARY = 2000
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
+    "vocab_size": VOCABULARY,
+    "max_position_embeddings": 1 << 20,
+    "rms_norm_eps": 1e-5,
+    "torch_dtype": "float32",
+    "bos_token_id": 1,
+    "eos_token_id": EOS,
+}
+ARGUMENTS = {
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "grammar_backend": "none",
+    "dtype": "float32",
+    "disable_cuda_graph": True,
+    "mem_fraction_static": 0.5,
+    "kv_events_config": json.dumps({"publisher": "null"}),
+    "max_total_tokens": 4096,
+    "log_level": "error",
+}
+
+
+class InOrder(dict[Any, None]):
+    """A set whose order is that of insertion. SGLang requeues the victims of preemption in that of a set, which is chance."""
+
+    def __init__(self, items: Any = ()) -> None:
+        super().__init__(dict.fromkeys(items))
+
+    def add(self, item: Any) -> None:
+        """Add an item."""
+        self[item] = None
+
+
+@contextlib.contextmanager
+def environment(settings: Json) -> Iterator[None]:
+    """Let SGLang read what a scenario sets of its environment (`decay_steps`, `no_consecutive`, `clip`)."""
+    variables = {}
+    if "decay_steps" in settings:
+        variables["SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS"] = str(settings["decay_steps"])
+    if "clip" in settings:
+        variables["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] = str(settings["clip"])
+    variables["SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP"] = str(int(settings.get("no_consecutive", False)))
+    with patch.dict("os.environ", variables):
+        yield
+
+
+def sglang() -> Any:
+    """Import SGLang.
+
+    Raises:
+        RecordingError: it is not installed, not complete, or of another version.
+    """
+    try:
+        package = require("sglang", "__version__")
+        if package.__version__ == VERSION:
+            require("sglang", "srt.managers.scheduler.Scheduler")
+    except EngineError as error:
+        raise RecordingError(f"{error}; without a GPU: {ON_A_CPU}") from error
+    if package.__version__ != VERSION:
+        raise RecordingError(
+            f"SGLang {package.__version__} is installed; expected {VERSION}, whose loop is repeated here: "
+            f"pip install --no-deps sglang=={VERSION}"
+        )
+    return package
+
+
+class RealScheduler:
+    """SGLang's scheduler. It takes requests and aborts, and goes through its loop once with each `step`."""
+
+    def __init__(self, folder: Path, settings: Json) -> None:
+        """Make one, with the settings of a scenario (`ServerArgs`, and those of `environment`).
+
+        Args:
+            folder: An empty folder for the description of its model.
+            settings: See above; `overlap` is False without the overlap schedule.
+
+        Raises:
+            RecordingError: SGLang refuses the settings.
+        """
+        package = sglang()
+        from sglang.srt.managers import schedule_policy, scheduler
+        from sglang.srt.runtime_context import SpawnRanks, publish
+        from sglang.srt.server_args import PortArgs, ServerArgs
+
+        logging.disable(logging.ERROR)  # it warns of each retraction, and prompts that are too long are errors to it
+        schedule_policy.set = InOrder  # see there
+        if "clip" in settings:
+            schedule_policy.CLIP_MAX_NEW_TOKENS = settings["clip"]
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        given = {key: value for key, value in settings.items() if key not in ("overlap", "clip", "decay_steps")}
+        given.pop("no_consecutive", None)
+        try:
+            arguments = ServerArgs(
+                model_path=str(folder),
+                **(ARGUMENTS | {"disable_overlap_schedule": not settings.get("overlap", False)} | given),
+            )
+            ports = PortArgs.init_new(arguments)
+            publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
+            with patch.object(scheduler, "SchedulerKvEventsPublisher", _NoPublisher):
+                self.scheduler = scheduler.Scheduler(arguments, ports)
+        except (TypeError, ValueError, AssertionError, ArithmeticError, RuntimeError) as error:
+            raise RecordingError(
+                f"SGLang {package.__version__} rejects the settings of the scenario: {one_line(error)}"
+            ) from error
+        self.requeued: list[Any] = []
+        self.aborted: list[str] = []
+        self._eos_at: dict[str, int] = {}
+        self._in_flight: deque[int] = deque()
+        self._watch()
+
+    def _watch(self) -> None:
+        """Fake the model, and listen to what SGLang sends to nobody."""
+        real = self.scheduler
+        real.result_queue = deque()
+        real.enable_skip_finishing_decode = real.enable_overlap
+        real.tp_worker.forward_batch_generation = self._forward
+        real.send_abort_output = lambda _, request: self.aborted.append(request.rid)
+        type(real.output_streamer).stream_output = lambda *_, **__: None  # it has slots
+        enqueue = getattr(real, ENQUEUE)
+
+        def noted(request: Any, *arguments: Any, **options: Any) -> None:
+            self.requeued.append(request)
+            enqueue(request, *arguments, **options)
+
+        setattr(real, ENQUEUE, noted)
+        real.tree_cache.take_events()
+
+    def _forward(self, batch: Any, **_: Any) -> Any:
+        import torch
+        from sglang.srt.managers.utils import GenerationBatchResult
+
+        places = zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True)
+        tokens = [self._token(request, length - len(request.origin_input_ids)) for request, length in places]
+        return GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64))
+
+    def _token(self, request: Any, place: int) -> int:
+        """Return the token at a place of a request's output."""
+        if place + 1 == self._eos_at.get(request.rid):
+            return EOS
+        return EOS + 1 + (crc32(request.rid.encode()) + 7 * place) % (VOCABULARY - EOS - 1)
+
+    # What is done before a step
+
+    def add(self, action: Json) -> int:
+        """Give it a request; return the limit on output tokens that SGLang then holds."""
+        from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+        from sglang.srt.sampling.sampling_params import SamplingParams
+
+        if "eos_at" in action:
+            self._eos_at[action["id"]] = action["eos_at"]
+        sampling = SamplingParams(
+            max_new_tokens=action["max_new_tokens"], ignore_eos=action.get("ignore_eos", False), temperature=0.0
+        )
+        sampling.normalize(None)
+        self.scheduler.handle_generate_request(
+            TokenizedGenerateReqInput(
+                rid=action["id"],
+                input_text="",
+                input_ids=array("q", action["prompt"]),
+                input_embeds=None,
+                mm_inputs=None,
+                token_type_ids=None,
+                sampling_params=sampling,
+                return_logprob=False,
+                logprob_start_len=-1,
+                top_logprobs_num=0,
+                token_ids_logprob=None,
+                stream=False,
+                priority=action.get("priority"),
+                cache_salt=action.get("cache_salt"),
+                extra_key=action.get("extra_key"),
+            )
+        )
+        self.requeued.clear()
+        return int(sampling.max_new_tokens)
+
+    def abort(self, id: str) -> None:
+        """Abort all requests whose names begin so."""
+        from sglang.srt.managers.io_struct import AbortReq
+
+        self.scheduler.abort_request(AbortReq(rid=id))
+
+    def flush(self) -> bool:
+        """Ask it to forget its cache; return whether it did."""
+        return bool(self.scheduler.flush_cache())
+
+    # Its loop
+
+    def schedule(self) -> Any:
+        """Return the next batch, if there is any."""
+        real = self.scheduler
+        self.requeued.clear()
+        plan = real.get_next_batch_to_run(running_batch=real.running_batch, last_batch=real.last_batch)
+        real.running_batch = plan.running_batch
+        real.cur_batch_for_debug = plan.batch_to_run
+        return plan.batch_to_run
+
+    def run(self, batch: Any, step: int) -> tuple[Any, int] | None:
+        """Run a batch, and process the result that is due, or rest; return the batch and the step whose result that was."""
+        real = self.scheduler
+        processed: tuple[Any, int] | None = None
+        if not real.enable_overlap:
+            if batch:
+                real.process_batch_result(batch, real.run_batch(batch))
+                processed = batch, step
+            else:
+                real.on_idle()
+        else:
+            is_synchronous = real.is_disable_overlap_for_batch(batch, last_batch=real.last_batch)
+            if is_synchronous:
+                processed = self._process()
+            if batch:
+                result = real.run_batch(batch)
+                real.result_queue.append((batch.copy(), result))
+                self._in_flight.append(step)
+            if real.last_batch:
+                if not is_synchronous:
+                    processed = self._process()
+            elif batch is None:
+                real.on_idle()
+        real.last_batch = batch
+        return processed
+
+    def _process(self) -> tuple[Any, int]:
+        batch, result = self.scheduler.result_queue.popleft()
+        self.scheduler.process_batch_result(batch, result)
+        return batch, self._in_flight.popleft()
+
+
+class _NoPublisher:
+    """Stands where SGLang publishes the events of its cache; they stay there until they are taken."""
+
+    def __init__(self, **_: Any) -> None:
+        self.enable_kv_cache_events = False
+
+    def publish_kv_events(self) -> None:
+        """Publish nothing."""
+
+    def emit_kv_metrics(self) -> None:
+        """Publish nothing."""
