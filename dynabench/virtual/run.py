@@ -78,6 +78,7 @@ def simulate(
     record = _simulated(run, workload, on_progress, is_interrupted, watch)
     if len(workload) >= MANY:
         gc.collect()  # the parts of the cluster know each other, so they would stay in memory beside the statistics
+        workload.columns.let_go()
     return record
 
 
