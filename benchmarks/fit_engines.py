@@ -5,9 +5,9 @@
 
 vLLM's times are fitted to every second dense point, for both architectures together, because the engine's own work is
 the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU. The
-other backends get vLLM's times and one scale for each architecture. The scale is fitted to the TPOT of every second of
-at most 16 points of each model, GPU and precision, of dense models if there are any. benchmarks/fidelity_points.py
-defines points.
+other backends get vLLM's times and factors on their kernels for each architecture (`fit_kernels`). These are fitted to
+every second of at most 40 points of each model, GPU and precision that have the backend's own scheduler, of dense
+models if there are any. benchmarks/fidelity_points.py defines points.
 
 Some values are not fitted here: the times of RTX cards are those of their recorded runs, which had no HTTP; the cost of
 exchanges between ranks comes from the recorded run of two; and the sizes up to which vLLM fused all-reduces are the
@@ -25,7 +25,8 @@ import pandas as pd
 from fidelity_points import predict, read
 from fit_kernels import written
 from joblib import Parallel, delayed
-from scipy.optimize import least_squares, minimize_scalar
+from recipes import keeps_all, quantization_of
+from scipy.optimize import least_squares
 
 from mocker.timing import catalog
 from mocker.timing.choose import resolve
@@ -42,8 +43,11 @@ TIGHT = 0.03
 """Errors (logarithms) up to which the loss is quadratic; beyond, it is linear."""
 PULL = 0.02
 KINDS = ["model_path", "gpu", "precision"]
-MOST_OF_A_KIND = 16
+MOST_OF_A_KIND = 40
+MOST_AT_A_TIME = 32
+"""With more requests, those of NVIDIA's sweeps wait for what is in front of the engine."""
 PARTS = 4
+ROUNDS = 3
 Engines = dict[str, dict[str, dict[str, Any]]]
 Point = dict[str, Any]
 
@@ -102,16 +106,26 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
     put(found.x)
 
 
-def fit_scale(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
-    """Fit the scale of a backend's kernels to TPOT; its other times are vLLM's."""
-    own = engines[backend][architecture] = {}
+def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
+    """Fit the factors on a backend's kernels; its other times are vLLM's.
 
-    def objective(scale: float) -> float:
-        own["scale"] = round(float(scale), 2)
-        return float(np.nanmean(np.abs(log_errors(engines, points)[:, 1])))
-
-    found = minimize_scalar(objective, bounds=(0.7, 1.6), method="bounded", options={"xatol": 0.01, "maxiter": 8})
-    own["scale"] = round(float(found.x), 2)
+    If it has dense points, `scale` follows from TTFT and a factor on decodes, for each type of weights, from TPOT. Mixtures
+    have only a scale, from TPOT: they wait longer for their first token than kernels explain.
+    """
+    own = engines[backend][architecture]
+    has_dense = bool(points) and "Llama" in points[0]["model_path"]
+    weights = [quantization_of(argparse.Namespace(**point)) or "bfloat16" for point in points]
+    for _ in range(ROUNDS):
+        ttft, tpot = log_errors(engines, points).T
+        if not has_dense:
+            own["scale"] = float(f"{own['scale'] * np.exp(-np.nanmedian(tpot)):.3g}")
+            continue
+        change = np.exp(-np.nanmedian(ttft))
+        own["scale"] = float(f"{own['scale'] * change:.3g}")
+        decode = own.setdefault("decode", {})
+        for kind in sorted(set(weights)):
+            off = np.exp(np.nanmedian(tpot[np.array(weights) == kind]))
+            decode[kind] = float(f"{decode.get(kind, 1.0) / off / change:.3g}")
 
 
 def main() -> None:
@@ -137,12 +151,14 @@ def main() -> None:
         of_gpus = table[table.gpu.isin(gpus)]
         for backend in ("trtllm", "sglang"):
             of_backend = of_gpus[of_gpus.backend == backend]
+            of_backend = of_backend[of_backend.model_path.map(keeps_all)]  # the others have vLLM's scheduler here
             is_dense = of_backend.model_path.str.contains("Llama")
             chosen = of_backend[is_dense] if is_dense.any() else of_backend  # their kernels are known best
+            chosen = chosen[chosen.concurrency <= MOST_AT_A_TIME]
             groups = chosen.sample(frac=1, random_state=0).groupby(KINDS, dropna=False)
             points = rows(groups.head(MOST_OF_A_KIND))
-            fit_scale(engines, backend, architecture, points[::2])
-            print(f"{backend} on {architecture}: scale {engines[backend][architecture]['scale']}")
+            fit_kernels(engines, backend, architecture, points[::2])
+            print(f"{backend} on {architecture}: {engines[backend][architecture]}")
             told("  the half that chose it", points[::2], engines)
             told("  the other half", points[1::2], engines)
         print(flush=True)

@@ -29,8 +29,9 @@ NOT_SIMULATED = {
         enforce-eager compilation-config cuda-graph-sizes cuda-graph-max-bs disable-cuda-graph enable-torch-compile
         attention-backend sampling-backend all2all-backend moe-runner-backend moe-backend enable-dbo enable-eplb
         use-cuda-graph""",
-    "only vLLM's scheduler is simulated; dynabench run measures other engines": """
-        engine schedule-conservativeness num-continuous-decode-steps enable-mixed-chunk capacity-scheduler-policy""",
+    "attention data parallelism is simulated only as vLLM's --dp-size": """
+        enable-attention-dp attention-dp-config attention-dp-enable-balance""",
+    "SGLang's continuous decode steps are not simulated": "num-continuous-decode-steps",
     "beam search is not simulated": "max-beam-width beam-width use-beam-search best-of",
 }
 """Names of options, without their dashes, of what a simulated engine does not do, by what to say about them."""
@@ -48,6 +49,9 @@ ANSWERS = {
     "use --gpu": "system gpu-type device device-type accelerator hardware-type",
     "use --gpus": "total-gpus max-total-gpus",
     # The scheduler and its memory.
+    "use --engine-type; dynabench run --engine measures real engines": "engine backend-type",
+    "use --engine-type sglang": "schedule-conservativeness enable-mixed-chunk",
+    "use --engine-type trtllm": "capacity-scheduler-policy",
     "use --max-num-seqs": "max-batch-size max-running-requests",
     "use --max-num-batched-tokens": "max-num-tokens chunked-prefill-size max-prefill-tokens",
     "use --max-model-len": "max-seq-len max-sequence-length",

@@ -14,14 +14,16 @@ class KvUse:
     def __init__(self) -> None:
         self.window_s = 0.125
         """How long a window is."""
+        self._until_s = self.window_s * self.WINDOWS
         self._areas = [0.0] * self.WINDOWS  # share times seconds, all workers together
 
     def add(self, start: float, end: float, share: float) -> None:
         """Note what share one worker had in use for a while (s)."""
-        while end >= self.window_s * self.WINDOWS:
+        while end >= self._until_s:
             pairs = zip(self._areas[::2], self._areas[1::2], strict=True)
             self._areas = [first + second for first, second in pairs] + [0.0] * (self.WINDOWS // 2)
             self.window_s *= 2
+            self._until_s *= 2
         width, areas = self.window_s, self._areas
         first, last = int(start / width), int(end / width)
         if first == last:

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from foundation.large import Growing, let_go
 from workloads.request import Request
 
 Floats = npt.NDArray[np.float64]
@@ -58,10 +59,8 @@ class RequestColumns(Sequence[Request]):
         """Put requests into columns, unless they are."""
         if isinstance(requests, cls):
             return requests
-        rows, parts = iter(requests), []
-        while chunk := list(islice(rows, CHUNK)):
-            parts.append(cls._of_chunk(chunk))
-        return cls.joined(parts)
+        rows = iter(requests)
+        return cls.joined(map(cls._of_chunk, iter(lambda: list(islice(rows, CHUNK)), [])))
 
     @classmethod
     def _of_chunk(cls, chunk: list[Request]) -> Self:
@@ -80,21 +79,34 @@ class RequestColumns(Sequence[Request]):
         )
 
     @classmethod
-    def joined(cls, parts: Sequence[Self]) -> Self:
-        """Put the rows of several columns behind each other."""
-        if not parts:
-            return cls(np.empty(0), narrow([]), narrow([]), np.zeros(1, np.int32), narrow([]))
-        offsets = np.cumsum([0, *(len(part.ids) for part in parts)])
-        starts = [part.starts[:-1] + offset for part, offset in zip(parts, offsets.tolist(), strict=False)]
-        names = [name for name in RARE if any(name in part.more for part in parts)]
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """Put the rows of several columns behind each other, one part at a time."""
+        arrival_s, input_length, output_length, starts, ids = (Growing() for _ in range(5))
+        more: dict[str, list[Any]] = {}
+        count = num_ids = 0
+        for part in parts:
+            arrival_s.add(part.arrival_s)
+            input_length.add(part.input_length)
+            output_length.add(part.output_length)
+            starts.add(narrow(part.starts[:-1] + num_ids))
+            ids.add(part.ids)
+            for name in more.keys() | part.more.keys():
+                more.setdefault(name, [RARE[name]] * count).extend(part.values(name))
+            count, num_ids = count + len(part), num_ids + len(part.ids)
+        starts.add(narrow([num_ids]))
         return cls(
-            np.concatenate([part.arrival_s for part in parts]),
-            np.concatenate([part.input_length for part in parts]),
-            np.concatenate([part.output_length for part in parts]),
-            narrow(np.concatenate([*starts, offsets[-1:]])),
-            np.concatenate([part.ids for part in parts]),
-            {name: list(chain.from_iterable(part.values(name) for part in parts)) for name in names},
+            arrival_s.whole() if count else np.empty(0),
+            input_length.whole(),
+            output_length.whole(),
+            starts.whole(),
+            ids.whole(),
+            {name: more[name] for name in RARE if name in more},
         )
+
+    def let_go(self) -> None:
+        """Free the memory of columns that are in files, until they are used again."""
+        for column in (self.arrival_s, self.input_length, self.output_length, self.starts, self.ids):
+            let_go(column)
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -159,11 +171,19 @@ class RequestColumns(Sequence[Request]):
     def is_chained(self) -> bool:
         """Whether each id follows the same id everywhere."""
         ids, count = numbered(self.ids)
-        follows = np.roll(ids, 1)
-        follows[self.starts[:-1][np.diff(self.starts) > 0]] = -1
-        known = np.empty(count, follows.dtype)
-        known[ids] = follows
-        return bool((known[ids] == follows).all())
+        known = np.empty(count, ids.dtype)
+        for part, before in self._followed(ids):
+            known[part] = before
+        return all(bool((known[part] == before).all()) for part, before in self._followed(ids))
+
+    def _followed(self, ids: Numbers) -> Iterator[tuple[Numbers, Numbers]]:
+        """Yield ids, those of many rows at a time, and the id that each follows; -1 if it is the first of its row."""
+        for place in range(0, len(self), CHUNK):
+            starts = self.starts[place : place + CHUNK + 1]
+            part = ids[starts[0] : starts[-1]]
+            before = np.roll(part, 1)
+            before[starts[:-1][np.diff(starts) > 0] - starts[0]] = -1
+            yield part, before
 
     def take(self, rows: Iterable[int]) -> Self:
         """Return some rows in the given order, as they are: with numbers of requests that they wait for in these rows."""

@@ -170,8 +170,10 @@ class Pool:
     @property
     def chunk_size(self) -> int | None:
         """Most prompt tokens in a step of its simulated engines, if prompts are cut."""
-        config = self.engine_config
-        return (with_sglang_defaults(config, self.timing) if isinstance(config, SglangConfig) else config).chunk_size
+        engine = self.engine_config
+        if isinstance(engine, SglangConfig):
+            engine = with_sglang_defaults(engine, self.timing)
+        return engine.chunk_size
 
     @property
     def dp_size(self) -> int:

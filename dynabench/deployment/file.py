@@ -27,6 +27,7 @@ from dynabench.elsewhere import of_setting
 from foundation.errors import UserError
 from foundation.settings import expected, plain_value
 from foundation.text import instead_of, one_line
+from mocker.config import idle_settings
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
@@ -78,6 +79,7 @@ def read_deployment(path: Path, *, is_measured: bool = False) -> Deployment:
         raise DeploymentError(f"{path}: cannot be read as YAML ({_reason(error)})") from error
     try:
         deployment = from_plain(values, is_measured=is_measured)
+        _refuse_idle(deployment)
         _check_engines(deployment)
     except (ValueError, OSError) as error:  # a model's path may not exist
         raise DeploymentError(f"{path}: {error}") from error
@@ -150,7 +152,9 @@ def as_changed(deployment: Deployment) -> dict[str, Any]:
 def _changed_pool(pool: Pool) -> dict[str, Any]:
     plain = plain_pool(pool)
     blank = plain_pool(Pool(name=pool.name, engine=pool.engine)) | {"engine": Pool().engine}
-    return {name: value for name, value in plain.items() if name in SAID_OF_POOLS or value != blank[name]}
+    idle = idle_settings(pool.engine_type, pool.engine_configs)
+    changed = {name for name, value in plain.items() if value != blank[name] and name not in idle}
+    return {name: value for name, value in plain.items() if name in changed or name in SAID_OF_POOLS}
 
 
 def plain_pool(pool: Pool) -> dict[str, Any]:
@@ -180,6 +184,15 @@ def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
         return Pool(**{"name": name} | given | made)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def _refuse_idle(deployment: Deployment) -> None:
+    """Refuse settings of a scheduler that a pool's engines do not have."""
+    for pool in deployment.pools:
+        for name, kind in idle_settings(pool.engine_type, pool.engine_configs).items():
+            raise ValueError(
+                f"pools.{pool.name}.{name} is a setting of engine_type {kind}; engine_type is {pool.engine_type!r}"
+            )
 
 
 def _check_engines(deployment: Deployment) -> None:

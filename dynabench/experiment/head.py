@@ -1,8 +1,10 @@
 """The head of a report: the model, the GPUs, their layout, the chunk, the workload, and the error of its times."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.launch import engine_command
 from dynabench.experiment.model_error import model_error
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
@@ -44,6 +46,7 @@ def head_of(
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Not vLLM's defaults": _each(other_defaults(pool) for pool in decoders if pool.engine == "mocker"),
         "Model error": _errors(decoders),
+        "Launch": _launches(deployments),
     }
     if said["KV tiers"] and said["Model error"]:
         said["Model error"] += UNCHECKED
@@ -174,6 +177,17 @@ def _span(values: Iterable[float]) -> str:
     if len(found) > MOST:
         return f"{shown[0]} to {shown[-1]}"
     return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
+
+
+def _launches(deployments: Sequence[Deployment]) -> str:
+    """Return the command lines of the simulated engines, if a model and a GPU are given."""
+    pools = [pool for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"]
+    return _each(_launch(pool) for pool in pools if pool.timing.gpu and pool.timing.model)
+
+
+def _launch(pool: Pool) -> str:
+    words, left_out = engine_command(pool)
+    return f"{shlex.join(words)} ({'; '.join(left_out)})" if left_out else shlex.join(words)
 
 
 def _errors(pools: Sequence[Pool]) -> str:

@@ -93,7 +93,7 @@ class Cluster:
                 is_apart=is_apart,
                 block_size=self.block_size,
                 answer_s=self.overhead.answer_s,
-                gaps=self.gaps,
+                tidy=self._tidy,
             ),
         )
         self.arrivals.begin = self.flights.begin
@@ -204,6 +204,12 @@ class Cluster:
         self.routing.on_tier_events(slot, events)
         if self.prefills is not None:
             self.prefills.on_tier_events(slot, events)
+
+    def _tidy(self) -> None:
+        """Keep no more in memory than what is in flight needs."""
+        self.gaps.look()
+        self.log.let_go()
+        self.workload.columns.let_go()
 
     def _end_warmup(self) -> None:
         """Start counting gaps between tokens; what was logged so far belongs to the warm-up."""

@@ -1,7 +1,5 @@
 """The gaps between tokens of a run: as the engines log them, or in bins where they would take too much memory."""
 
-from typing import Final
-
 import numpy as np
 
 from dynabench.virtual.rank import Rank
@@ -12,8 +10,6 @@ from reports.record.records import Floats
 
 MOST_ROWS = 1 << 18
 """Rows that all engines may keep; a request of many tokens adds one or two."""
-REQUESTS_PER_LOOK: Final = 1 << 14
-"""Requests that end between two looks at how many rows there are."""
 
 
 class Gaps:

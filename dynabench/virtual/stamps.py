@@ -1,9 +1,9 @@
 """The log of requests in virtual time: when and where everything happened to them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
-from dynabench.virtual.gaps import REQUESTS_PER_LOOK, Gaps
 from dynabench.virtual.rank import Rank
 from dynabench.virtual.tiers import SourceColumns
 from mocker import Sequence as EngineSequence
@@ -11,6 +11,9 @@ from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog
 from serving.life.flight import Flight
 from serving.router import Router, RoutingDecision
+
+REQUESTS_PER_TIDY: Final = 1 << 14
+"""Requests that end between two times to tidy up."""
 
 
 class Stamps:
@@ -24,10 +27,10 @@ class Stamps:
         is_apart: bool,
         block_size: int,
         answer_s: float,
-        gaps: Gaps,
+        tidy: Callable[[], object],
     ) -> None:
         self.log = log
-        self._gaps = gaps
+        self._tidy = tidy  # called now and then
         self.answer_s = answer_s
         """Time from the end of a step to the client (s)."""
         self._sources = SourceColumns(engines, log)
@@ -57,8 +60,8 @@ class Stamps:
     def ended(self, flight: Flight, sequence: EngineSequence, rank: Rank, end: float) -> None:
         """Record an answer that is complete, or that has broken off; if several ranks generated it, as if one had."""
         log, number, generated = self.log, flight.number, flight.generated
-        if number % REQUESTS_PER_LOOK == 0:
-            self._gaps.look()
+        if number % REQUESTS_PER_TIDY == 0:
+            self._tidy()
         log.worker[number] = rank.number
         log.finish_reason[number] = sequence.finish_reason
         log.preemptions[number] = sequence.num_preemptions

@@ -92,10 +92,6 @@ def resolve(
     Raises:
         ValueError: a file cannot be read, the GPU or model is unknown, or the model does not fit or cannot be divided.
     """
-    if isinstance(engine, SglangConfig):
-        return _resolve_sglang(engine, timing)
-    if isinstance(engine, TrtllmConfig):
-        return _resolve_trtllm(engine, timing)
     if timing.model is not None and timing.is_generic:
         raise ValueError(
             f"model {timing.model} needs a gpu for its step times and KV blocks, such as h100 (`dynabench hardware` "
@@ -103,6 +99,10 @@ def resolve(
             "the size of its KV"
         )
     _check_layout(timing)
+    if isinstance(engine, SglangConfig):
+        return _resolve_sglang(engine, timing)
+    if isinstance(engine, TrtllmConfig):
+        return _resolve_trtllm(engine, timing)
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
@@ -147,14 +147,15 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
 
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for SGLang, whose memory is divided otherwise."""
+    _check_layers("SGLang", engine, timing)
     engine = with_sglang_defaults(engine, timing)
     budget = engine.chunk_size or engine.max_prefill_tokens
-    num_pages = None if engine.max_total_tokens is None else engine.max_total_tokens // engine.page_size
-    if num_pages is None and (timing.gpu is None or timing.model is None):
-        num_pages = DEFAULT_NUM_TOKENS // engine.page_size
+    num_pages = _blocks_for("max_total_tokens", engine.max_total_tokens, engine, timing) or _pages_that_fit(
+        engine, timing
+    )
     described = EngineConfig(
         block_size=engine.page_size,
-        num_gpu_blocks=None if num_pages is None else num_pages + 1,  # with a null block
+        num_gpu_blocks=num_pages + 1,  # with a null block
         max_num_seqs=min(engine.num_rows(DEFAULT_NUM_TOKENS), budget),
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
@@ -162,14 +163,26 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
         async_scheduling=engine.is_async,
     )
     found = resolve(described, timing)
-    if found.more is not None:
-        raise ValueError(
-            f"model {timing.model} has layers that do not keep all tokens, which SGLang's scheduler does not have yet"
-        )
-    if num_pages is None:
-        num_pages = _pages_that_fit(engine, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
     return replace(found, settings=settings, num_blocks=num_pages)
+
+
+def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
+    """Refuse a model whose layers do not all keep all tokens, which only vLLM's scheduler has here."""
+    if timing.timing_name == "roofline" and _kv_cache(engine, timing).more is not None:
+        raise ValueError(
+            f"model {timing.model} has layers that do not keep all tokens, which {name}'s scheduler does not have here yet"
+        )
+
+
+def _blocks_for(name: str, num_tokens: int | None, engine: EngineSettings, timing: TimingConfig) -> int | None:
+    """Return the blocks for so many tokens, or the default if neither they nor a GPU and a model are given."""
+    if num_tokens is None:
+        has_memory = timing.gpu is not None and timing.model is not None
+        return None if has_memory else DEFAULT_NUM_TOKENS // engine.block_size
+    if num_tokens < engine.block_size:
+        raise ValueError(f"{name} is {num_tokens}; expected at least the {engine.block_size} tokens of a block")
+    return num_tokens // engine.block_size
 
 
 def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
@@ -184,7 +197,7 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
     num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
     free = gpu.memory - (SGLANG_OUTSIDE_TP if num_gpus > 1 else SGLANG_OUTSIDE)
     room = engine.mem_fraction_static * free - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
-    page = kv_cache(timing.shape, block_size=engine.page_size, num_gpus=num_gpus, kv_dtype=timing.kv_dtype).block
+    page = _kv_cache(engine, timing).block
     if room < 2 * page:
         raise ValueError(
             f"the weights leave no room for KV in mem_fraction_static ({engine.mem_fraction_static:g}) of {gpu.name}'s "
@@ -195,13 +208,12 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
 
 def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for TensorRT-LLM, whose memory is divided otherwise."""
-    size, given = engine.tokens_per_block, engine.kv_cache_max_tokens
-    num_blocks = None if given is None else max(given // size, 1)
-    if num_blocks is None and (timing.gpu is None or timing.model is None):
-        num_blocks = DEFAULT_NUM_TOKENS // size
+    _check_layers("TensorRT-LLM", engine, timing)
+    given = _blocks_for("kv_cache_max_tokens", engine.kv_cache_max_tokens, engine, timing)
+    num_blocks = given or _blocks_of_free_memory(engine, timing)
     described = EngineConfig(
-        block_size=size,
-        num_gpu_blocks=None if num_blocks is None else num_blocks + 1,  # with a null block
+        block_size=engine.tokens_per_block,
+        num_gpu_blocks=num_blocks + 1,  # with a null block
         max_num_seqs=min(engine.max_batch_size, engine.max_num_tokens),
         max_num_batched_tokens=engine.max_num_tokens,
         max_model_len=engine.max_seq_len,
@@ -210,13 +222,6 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
         async_scheduling=engine.is_async,
     )
     found = resolve(described, timing)
-    if found.more is not None:
-        raise ValueError(
-            f"model {timing.model} has layers that do not keep all tokens, which TensorRT-LLM's scheduler does not have "
-            "here yet"
-        )
-    if num_blocks is None:
-        num_blocks = _blocks_of_free_memory(engine, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)
     return replace(found, settings=settings, num_blocks=num_blocks)
 
@@ -234,9 +239,7 @@ def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
     num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
     free = gpu.memory - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     free -= peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
-    block = kv_cache(
-        timing.shape, block_size=engine.tokens_per_block, num_gpus=num_gpus, kv_dtype=timing.kv_dtype
-    ).block
+    block = _kv_cache(engine, timing).block
     room = engine.kv_cache_free_gpu_memory_fraction * free
     if room < 2 * block:
         raise ValueError(
@@ -313,7 +316,7 @@ def _more_blocks(engine: EngineConfig, timing: TimingConfig) -> MoreBlocks | Non
     return _kv_cache(engine, timing).more if timing.timing_name == "roofline" else None
 
 
-def _kv_cache(engine: EngineConfig, timing: TimingConfig) -> KvCache:
+def _kv_cache(engine: EngineSettings, timing: TimingConfig) -> KvCache:
     n = timing.tensor_parallel_size
     return kv_cache(timing.shape, block_size=engine.block_size, num_gpus=n, kv_dtype=timing.kv_dtype)
 

@@ -32,6 +32,7 @@ class Roofline:
         self._reaches = coefficients.reaches
         self._head, self._host = coefficients.head, coefficients.host
         self._scale = coefficients.scale
+        self._decode_scale = coefficients.decode_scale
         self.lead_s = coefficients.host.least_s
         # Values that depend only on a whole number are computed once.
         self._linear: dict[int, float] = {}
@@ -62,19 +63,21 @@ class Roofline:
         """Affine in the KV tokens, which grow by one for each sequence and step, until they fill a window."""
         fixed = self._decodes.get(num_sequences)
         if fixed is None:
-            fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences) + self._host.step_s
-            fixed += num_sequences * (self._attention.row_s + self._host.sequence_s)
+            fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences)
+            fixed = self._decode_scale * (fixed + num_sequences * self._attention.row_s)
+            fixed += self._host.step_s + num_sequences * self._host.sequence_s
             self._decodes[num_sequences] = fixed
-        kv_s, host, num_steps = self._attention.kv_s, self._host, FOREVER
+        kv_s, host, num_steps = self._decode_scale * self._attention.kv_s, self._host, FOREVER
         first, slope = fixed + kv_s * num_kv_tokens, kv_s * num_sequences
         for reach in self._reaches:
             most = num_sequences * reach.window
+            reach_kv_s = self._decode_scale * reach.kv_s
             if num_kv_tokens < most:
-                first += reach.kv_s * num_kv_tokens
-                slope += reach.kv_s * num_sequences
+                first += reach_kv_s * num_kv_tokens
+                slope += reach_kv_s * num_sequences
                 num_steps = min(num_steps, ceil((most - num_kv_tokens) / num_sequences))
             else:
-                first += reach.kv_s * most
+                first += reach_kv_s * most
         least = host.least_s + num_sequences * host.least_sequence_s
         if first < least:
             return Ramp(least, num_steps=min(num_steps, int((least - first) / slope) + 1) if slope else FOREVER)
@@ -158,6 +161,8 @@ class Coefficients(NamedTuple):
     """A model on one kind of GPU, as `Roofline` adds it up."""
 
     scale: float
+    decode_scale: float
+    """Another factor on kernels in steps that only decode."""
     parts: list[KernelPart]
     """Everything in the layers that depends on the number of tokens alone."""
     attention: Attention

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from foundation.large import Cells, filled, let_go
 from reports.record.fleet import FleetUse
 from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
 
@@ -242,8 +243,8 @@ COLUMNS: Mapping[str, Column] = _columns()
 class RequestLog:
     """Notes what happens to each request, by its number; what is never noted is unknown.
 
-    Each column of `Requests` is an attribute. It is made on first use and is a plain `array` (a list for text):
-    nothing is faster to write from Python, and unused columns take no memory.
+    Each column of `Requests` is an attribute. It is made on first use and is a plain `array` (a list for text), or a
+    file if it is large: nothing is faster to write from Python, and unused columns take no memory.
     """
 
     def __init__(self, count: int) -> None:
@@ -264,6 +265,11 @@ class RequestLog:
         """Return what was noted in a column so far, unknown where nothing was; it is not a copy."""
         return _written(COLUMNS[name], getattr(self, name))
 
+    def let_go(self) -> None:
+        """Free the memory of what was noted so far, as far as it is in files."""
+        for values in vars(self).values():
+            let_go(values)
+
     def finish(self, rows: Any = slice(None), **known: Any) -> Requests:
         """Return what was noted for some rows (default: all), with whole columns from elsewhere."""
         noted = {
@@ -277,18 +283,20 @@ class RequestLog:
 _NOT_WRITTEN = -(1 << 31)  # only in the arrays of a log; elsewhere unknown values are masked
 
 
-def _unwritten(column: Column, count: int) -> "array[Any] | list[Any]":
+def _unwritten(column: Column, count: int) -> "Cells | list[Any]":
     if column.dtype is np.float64:
-        return array("d", [np.nan]) * count
+        return filled(array("d", [np.nan]), count)
     if column.dtype is np.int32:
-        return array("i", [_NOT_WRITTEN if column.may_be_unknown else 0]) * count
+        return filled(array("i", [_NOT_WRITTEN if column.may_be_unknown else 0]), count)
     return [column.default] * count
 
 
-def _written(column: Column, values: "array[Any] | list[Any]") -> npt.NDArray[Any]:
+def _written(column: Column, values: "Cells | list[Any]") -> npt.NDArray[Any]:
     """Return what was noted in a column of a log, masked where nothing was noted."""
     found: npt.NDArray[Any] = (
-        np.frombuffer(values, column.dtype) if isinstance(values, array) and values else np.array(values, column.dtype)
+        np.array(values, column.dtype)
+        if isinstance(values, list) or not values
+        else np.frombuffer(values, column.dtype)
     )
     if not column.may_be_unknown:
         return found

@@ -87,7 +87,10 @@ class Board:
 
     def active_blocks(self, blocks: PromptBlocks) -> dict[int, int]:
         """Return how many leading blocks of a prompt requests in flight hold, for each rank where any do."""
-        return {slot: self.books[self.places[slot]].num_active_blocks(blocks) for slot in self.holders(blocks)}
+        found, books, places, last = dict[int, int](), self.books, self.places, 0
+        for slot in self.holders(blocks):  # most hold the same common beginning
+            found[slot] = last = books[places[slot]].num_active_blocks(blocks, last)
+        return found
 
     def equal_requests(self, blocks: PromptBlocks, prompt_tokens: int) -> dict[int, int]:
         """Return how many requests in flight have the same prompt, for each rank where any might."""

@@ -37,10 +37,10 @@ class RankBooks:
         self._active: dict[Hashable, int] = {}  # id -> requests in flight that have it
         self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, if not all of them
 
-    def num_active_blocks(self, blocks: PromptBlocks) -> int:
-        """Count the leading blocks of a prompt that requests in flight hold already."""
+    def num_active_blocks(self, blocks: PromptBlocks, guess: int = 0) -> int:
+        """Count the leading blocks of a prompt that requests in flight hold already; another rank has what is guessed."""
         ids, num_blocks, per_id = blocks
-        num_ids = num_held(self._active, ids, -(-num_blocks // per_id))
+        num_ids = num_held(self._active, ids, -(-num_blocks // per_id), guess and -(-guess // per_id))
         if not num_ids:
             return 0
         held = num_ids * per_id

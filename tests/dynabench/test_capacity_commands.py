@@ -8,8 +8,9 @@ import shlex
 
 import pytest
 
-from dynabench.capacity.commands import deploy_commands, vllm_command
+from dynabench.capacity.commands import deploy_commands
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.launch import vllm_command
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 from serving.router import ROUTER_MODES, RouterConfig

@@ -1,12 +1,15 @@
 """Simulated engines with the schedulers of other engines than vLLM."""
 
 import itertools
+import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import pools_of
+from dynabench.deployment.file import DeploymentError, as_changed, read_deployment
 from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.paths import change_pool
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
@@ -108,3 +111,41 @@ def test_a_live_mocker_with_another_scheduler_has_no_part_in_disaggregation(kind
 def test_roles_and_other_engines_are_refused(settings):
     with pytest.raises(ValueError, match="expected 'vllm'"):
         Pool(engine_type="sglang", **settings)
+
+
+@pytest.mark.parametrize(
+    ("config", "timing", "message"),
+    [
+        (
+            SglangConfig(page_size=64, max_total_tokens=32),
+            {},
+            "max_total_tokens is 32; expected at least the 64 tokens",
+        ),
+        (TrtllmConfig(kv_cache_max_tokens=31), {}, "kv_cache_max_tokens is 31; expected at least the 32 tokens"),
+        (SglangConfig(), {"model": "meta-llama/Llama-3.1-70B"}, "no room for KV in mem_fraction_static (0.8"),
+        (TrtllmConfig(), {"model": "meta-llama/Llama-3.1-70B"}, "the weights leave no room for KV in h100's 79.2 GiB"),
+        (SglangConfig(), {"model": "openai/gpt-oss-20b"}, "do not keep all tokens, which SGLang's scheduler"),
+        (TrtllmConfig(), {"tensor_parallel_size": 3}, "cannot be divided over tensor_parallel_size 3"),
+    ],
+)
+def test_what_an_engine_cannot_hold_is_said_by_its_own_names(config, timing, message):
+    with pytest.raises(ValueError) as caught:
+        resolve(config, replace(H100, **timing))
+    assert message in str(caught.value)
+
+
+def test_a_file_has_only_settings_of_the_scheduler_that_it_names(tmp_path):
+    file = tmp_path / "d.yaml"
+    file.write_text("pools: {a: {engine_type: sglang, max_num_seqs: 8}}")
+    with pytest.raises(
+        DeploymentError, match=r"a\.max_num_seqs is a setting of engine_type vllm; engine_type is 'sglang'"
+    ):
+        read_deployment(file)
+
+
+def test_what_is_written_of_a_deployment_can_be_read_again(tmp_path):
+    pool = Pool(engine_type="sglang", mocker=EngineConfig(max_num_seqs=8), sglang=SglangConfig(page_size=16))
+    file = tmp_path / "d.yaml"
+    file.write_text(json.dumps(as_changed(Deployment(pools=(pool,)))))
+    (read,) = read_deployment(file).pools
+    assert (read.engine_type, read.sglang.page_size, read.mocker) == ("sglang", 16, EngineConfig())

@@ -1,4 +1,4 @@
-"""Times between tokens of a run with too many of them to keep."""
+"""Runs of so many requests that not everything is kept in memory."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,11 @@ from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.virtual import gaps, stamps
 from dynabench.virtual.run import simulate
+from foundation import large
 from mocker import EngineConfig
 from reports.figures.gap_bins import GAP_ERROR
 from reports.figures.metrics import TokenGaps
+from reports.record.records import COLUMNS
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.synthesize import SynthConfig, synthesize
@@ -25,7 +27,7 @@ def simulated(load):
 def test_only_the_times_between_tokens_differ_and_those_by_less_than_a_bin(monkeypatch, load):
     exact = simulated(load)
     monkeypatch.setattr(gaps, "MOST_ROWS", 100)
-    monkeypatch.setattr(stamps, "REQUESTS_PER_LOOK", 20)
+    monkeypatch.setattr(stamps, "REQUESTS_PER_TIDY", 20)
     found = simulated(load)
     assert (exact.requests.last_token_s == found.requests.last_token_s).all()
     assert found.gap_starts_s is None
@@ -39,3 +41,12 @@ def test_only_the_times_between_tokens_differ_and_those_by_less_than_a_bin(monke
 
 def test_a_run_of_usual_size_keeps_them_all():
     assert simulated(LoadConfig()).gap_starts_s is not None
+
+
+def test_what_is_kept_in_files_is_the_same(monkeypatch):
+    usual = simulated(LoadConfig()).requests
+    monkeypatch.setattr(large, "LARGE_BYTES", 64)
+    monkeypatch.setattr(stamps, "REQUESTS_PER_TIDY", 20)
+    found = simulated(LoadConfig()).requests
+    for name in COLUMNS:
+        assert getattr(found, name).tolist() == getattr(usual, name).tolist()

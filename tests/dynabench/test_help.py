@@ -112,7 +112,7 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
         ("run --enforce-eager", "use --timing-file; a real engine takes it in --extra-engine-args"),
         (
             "simulate --engine sglang",
-            "--engine; only vLLM's scheduler is simulated; dynabench run measures other engines",
+            "--engine; use --engine-type; dynabench run --engine measures real engines",
         ),
         ("simulate -tp 4", "-tp; use --tensor-parallel-size"),
         (

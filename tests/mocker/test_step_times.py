@@ -114,6 +114,19 @@ def test_a_decode_that_is_bound_by_memory_takes_the_time_to_read_the_weights():
     assert least < roofline().timing.decode(1, 1).first < 1.8 * least
 
 
+def test_an_engine_may_have_a_factor_on_decodes_alone_by_the_type_of_the_weights():
+    gpu, engine = find_gpu("h100"), find_engine("vllm", "hopper")
+    shape = find_model(LLAMA)
+    for kind, factor in (("bfloat16", 1.5), ("fp8", 1.0)):
+        plain, other = (
+            Roofline(coefficients(shape, gpu, replace(engine, decode=decode))) for decode in ({}, {kind: 1.5})
+        )
+        assert other.mixed(chunk(1000), 4, 4000) == plain.mixed(chunk(1000), 4, 4000)
+        ramps = [model.decode(4, 4000) for model in (plain, other)]
+        assert ramps[1].first == pytest.approx(factor * ramps[0].first)
+        assert ramps[1].slope == pytest.approx(factor * ramps[0].slope)
+
+
 def test_a_prefill_that_is_bound_by_compute_takes_the_time_of_its_flops():
     shape = find_model(LLAMA)
     least = 2 * 8192 * (shape.num_parameters - shape.embedding_parameters) / find_gpu("h100").flops["bfloat16"]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dynabench.capacity.commands import vllm_command
 from dynabench.deployment.description import Pool
+from dynabench.deployment.launch import vllm_command
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 

@@ -8,9 +8,9 @@ from serving.router.blocks import depths
 from serving.router.books import PromptBlocks, RankBooks
 
 
-@given(st.integers(0, 70), st.integers(0, 70))
-def test_the_end_of_what_is_held_is_found_wherever_it_is(num_ids, num_cached):
-    assert num_held(set(range(num_cached)), range(num_ids), num_ids) == min(num_ids, num_cached)
+@given(st.integers(0, 70), st.integers(0, 70), st.integers(0, 72))
+def test_the_end_of_what_is_held_is_found_wherever_it_is_and_whatever_is_guessed(num_ids, num_cached, guess):
+    assert num_held(set(range(num_cached)), range(num_ids), num_ids, guess) == min(num_ids, num_cached)
 
 
 @given(st.integers(0, 40), st.lists(st.integers(0, 40), max_size=6))

@@ -155,9 +155,7 @@ def read(
     namer = BlockNamer(block_size)
     source = Source(files, namer, encode or estimate_tokens, default_osl)
     requests = (
-        RequestColumns.joined(list(kind.read_columns(source)))
-        if kind.read_columns
-        else RequestColumns.of(kind.read(source))
+        RequestColumns.joined(kind.read_columns(source)) if kind.read_columns else RequestColumns.of(kind.read(source))
     )
     title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
     if not requests and source.notes:

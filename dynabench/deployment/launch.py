@@ -1,7 +1,7 @@
-"""The command lines of SGLang and TensorRT-LLM for a pool with the scheduler, or only the step times, of such an engine.
+"""The command lines that start the engines of a pool: those of the engine whose scheduler, or at least step times, it has.
 
-Flags are SGLang 0.5.23's (`python -m sglang.launch_server`) and those of TensorRT-LLM 1.x (`trtllm-serve`). What a
-setting of ours has no flag for is named beside the command.
+Flags are vLLM 0.32's, SGLang 0.5.23's (`python -m sglang.launch_server`) and those of TensorRT-LLM 1.x (`trtllm-serve`).
+What a setting of ours has no flag for is named beside the command.
 """
 
 import json
@@ -10,8 +10,12 @@ from typing import Any, NamedTuple
 
 from dynabench.deployment.description import Pool
 from foundation.settings import changed
-from mocker import SglangConfig, TrtllmConfig
-from mocker.timing.choose import with_sglang_defaults
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.models.catalog import find_model
+from mocker.tiers.config import GIB, OffloadConfig, whole_pages
+from mocker.timing.choose import resolve, with_sglang_defaults
+from mocker.timing.config import TimingConfig
+from serving.engines.vllm.tiers import beside
 
 
 class Launch(NamedTuple):
@@ -21,6 +25,15 @@ class Launch(NamedTuple):
     left_out: list[str]
 
 
+VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_size"}
+"""Engine settings that have another name in vLLM."""
+SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
+"""Settings that are printed even at their defaults, because vLLM's defaults may differ."""
+ELSEWHERE_SAID = ("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__)
+"""Settings that are entries of `kv_transfer_config`, or have no flag."""
+OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
+DISK_FOLDER = "KV_FOLDER"
+"""A placeholder for a folder on the disk."""
 SGLANG_SAID = ("chunked_prefill_size", "max_running_requests", "page_size", "mem_fraction_static")
 """Settings that are printed even at their defaults, because SGLang's depend on the GPU."""
 SGLANG_VARIABLES = {
@@ -46,11 +59,97 @@ TRTLLM_FILE = {
 """Settings of that file, and the section to which they belong."""
 
 
+def engine_command(pool: Pool) -> Launch:
+    """Return the command line of the engine whose scheduler a pool has, or at least its step times; else vLLM's."""
+    quantization = "fp8" if is_quantized_on_loading(pool.timing) else None
+    has_its_times = pool.engine_type == "vllm" and pool.timing.timing_name == "roofline"
+    match pool.timing.timed_as if has_its_times else pool.engine_type:
+        case "sglang":
+            return sglang_command(pool, quantization)
+        case "trtllm":
+            return trtllm_command(pool, quantization)
+        case _:
+            return Launch(vllm_command(pool), [])
+
+
+def vllm_command(pool: Pool) -> list[str]:
+    """Return the vLLM command line for a pool's settings."""
+    engine, timing = pool.mocker, pool.timing
+    settings: dict[str, Any] = {"tensor_parallel_size": timing.tensor_parallel_size}
+    settings |= {name: getattr(engine, name) for name in SAID} | changed(engine)
+    if engine.max_model_len is None:
+        settings["max_model_len"] = "auto"  # vLLM refuses a model whose context is longer than its KV cache
+    settings |= _of_timing(timing)
+    named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in ELSEWHERE_SAID]
+    named += _connectors(pool)
+    return ["vllm", "serve", timing.model or "MODEL", *(word for name, value in named for word in _words(name, value))]
+
+
+def _of_timing(timing: TimingConfig) -> dict[str, Any]:
+    found: dict[str, Any] = {"gpu_memory_utilization": timing.gpu_memory_utilization}
+    if timing.enable_expert_parallel:
+        found["enable_expert_parallel"] = True
+    if is_quantized_on_loading(timing):
+        found["quantization"] = "fp8"
+    if timing.kv_cache_dtype != "auto":
+        found["kv_cache_dtype"] = timing.kv_cache_dtype
+    return found
+
+
+def _connectors(pool: Pool) -> Iterator[tuple[str, Any]]:
+    """Yield the flags that make vLLM hand KV over, and keep it beyond the GPU."""
+    size, extra = _host_gib(pool), _tiers(pool.mocker)
+    if pool.role == "aggregated":
+        if size:
+            yield "kv_offloading_size", size
+        if size and extra:
+            yield "kv_transfer_config", json.dumps({"kv_connector_extra_config": extra})
+        return
+    role = "kv_producer" if pool.role == "prefill" else "kv_consumer"
+    policy = pool.mocker.kv_load_failure_policy
+    transfer = {"kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": policy}
+    # With --kv-offloading-size, vLLM would use the OffloadingConnector instead of NIXL's.
+    extra = {"cpu_bytes_to_use": round(size * GIB)} | extra
+    tier = {"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra} if size else None
+    yield "kv_transfer_config", json.dumps(beside(transfer, tier))
+
+
+def _host_gib(pool: Pool) -> float:
+    """Return the host memory of each engine in GiB."""
+    if not pool.mocker.num_host_blocks:
+        return pool.mocker.kv_offloading_size
+    host = resolve(pool.engine_config, pool.timing).host
+    assert host is not None
+    return host.num_chunks * whole_pages(host.chunk_bytes) / GIB
+
+
+def _tiers(engine: EngineConfig) -> dict[str, Any]:
+    """Return vLLM's settings for host memory beyond its size, and for the disk behind it."""
+    given = changed(engine)
+    found: dict[str, Any] = {name: given[name] for name in OF_CHUNKS if name in given}
+    if engine.kv_disk_size:
+        found |= {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [{"type": "fs", "root_dir": DISK_FOLDER}]}
+    return found
+
+
+def _words(name: str, value: Any) -> Iterator[str]:
+    """Yield a setting in the form of vLLM's command line."""
+    flag = name.replace("_", "-")
+    match value:
+        case bool():
+            yield f"--{flag}" if value else f"--no-{flag}"
+        case float():
+            yield from (f"--{flag}", f"{value:g}")
+        case _:
+            yield from (f"--{flag}", str(value))
+
+
 def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     """Return SGLang's command line; the quantization is one that it makes on loading."""
     timing = pool.timing
-    config = with_sglang_defaults(pool.sglang, timing) if pool.engine_type == "sglang" else _as_sglang(pool)
+    config = _as_sglang(pool) if pool.engine_type == "vllm" else with_sglang_defaults(pool.sglang, timing)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
+    settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {
         "model_path": timing.model or "MODEL",
@@ -148,3 +247,13 @@ def _left_out(pool: Pool, has: tuple[str, ...]) -> list[str]:
     """Name the settings that were changed and have no flag."""
     names = [name for name in changed(pool.mocker) if name not in has] if pool.engine_type == "vllm" else []
     return [f"no flag for {', '.join(names)}"] if names else []
+
+
+def is_quantized_on_loading(timing: TimingConfig) -> bool:
+    """Say whether a flag gives the weights their type; vLLM makes only FP8, and only of weights in 16 bits."""
+    return timing.quantization == "fp8" and stored_weights(timing) in ("", "bfloat16")
+
+
+def stored_weights(timing: TimingConfig) -> str:
+    """Return the type of the published weights."""
+    return "" if timing.model is None else find_model(timing.model, timing.read_model_as).weights
