@@ -1,6 +1,6 @@
 """Compare the roofline with published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
 
-    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--csv OUT]
+    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--most 20] [--csv OUT]
 
 Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
 which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
@@ -28,6 +28,7 @@ from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
 MOST_REQUESTS = 2000
+KEYS = ["backend", "model_path", "gpu", "precision"]
 BLOCK = 1 << 20
 """Block size at which no two prompts share a block."""
 
@@ -107,11 +108,14 @@ def main() -> None:
     parser.add_argument("points", type=Path)
     parser.add_argument("--backend", default="")
     parser.add_argument("--model", default="")
+    parser.add_argument("--most", type=int, default=0, help="most points of a row of the table, drawn at random")
     parser.add_argument("--csv", type=Path, help="write every point with what was predicted")
     parser.add_argument("--chart", type=Path, help="write a picture of the dense vLLM points")
     options = parser.parse_args()
     table = read(options.points)
     table = table[table.backend.str.contains(options.backend) & table.model_path.str.contains(options.model)].copy()
+    if options.most:
+        table = table.loc[table.sample(frac=1, random_state=0).groupby(KEYS).head(options.most).index.sort_values()]
     rows = list(table.itertuples(index=False, name=None))
     names = list(table.columns)
     shards = [[dict(zip(names, row, strict=True)) for row in rows[start::8]] for start in range(8)]
@@ -126,9 +130,8 @@ def main() -> None:
     is_dense = (table.backend == "vllm") & table.model_path.str.contains("Llama")
     place = table[is_dense].groupby("gpu").cumcount()
     table["half"] = (place % 2).map({0: "fitted", 1: "other"})
-    keys = ["backend", "model_path", "gpu", "precision"]
     for key, rows_of in [
-        *table.groupby(keys),
+        *table.groupby(KEYS),
         *((("dense vLLM", half, "", ""), part) for half, part in table[is_dense].groupby("half")),
         (("dense vLLM", "all", "", ""), table[is_dense]),
         (("all", "", "", ""), table),
