@@ -2,7 +2,6 @@
 
 import itertools
 from xml.etree import ElementTree
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,15 +23,6 @@ from tests.reports.test_sweep_report import point
 MODES = ["round-robin", "kv", "lmetric+eps(5)", "prodstack-loadaware"]
 LIMITS = ["ttft.p99 <= 2000 ms", "itl.p99 <= 60 ms"]
 READ = [slo.parse_slo(limit) for limit in LIMITS]
-
-
-def boxes(canvas):
-    """Return the texts of a picture, and the box of each: left, top, right and bottom."""
-    picture = ElementTree.fromstring(canvas.svg("x", lambda colour: colour))
-    for text in picture.iter("{http://www.w3.org/2000/svg}text"):
-        width, x, y = drawing.text_width(text.text), float(text.get("x")), float(text.get("y"))
-        left = x - width * {"middle": 0.5, "end": 1.0}.get(text.get("text-anchor"), 0.0)
-        yield text.text, (left, y - drawing.SIZE * 0.75, left + width, y + drawing.SIZE * 0.2)
 
 
 def boxes(canvas):

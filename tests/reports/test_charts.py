@@ -8,7 +8,6 @@ from reports.charts import over_time, tiers
 from reports.charts.comparison import Comparison
 from reports.charts.drawing import duration, spread
 from reports.charts.marks import Map
-from reports.charts.marks import Map
 from reports.charts.rows import PART_COLOURS
 from reports.figures import slo
 from reports.key import PALETTE, key_of
