@@ -15,7 +15,7 @@ LEAST_SHARE = 0.14
 """The new token ratio begins at the first times `schedule_conservativeness`, and never falls below this share of that."""
 NUM_SPARE_INPUT_TOKENS = 5
 USUAL_CHUNK = 8192
-"""Most prompt tokens in one step on a GPU with 60 to 160 GiB of memory."""
+"""Most prompt tokens in one step where SGLang knows no GPU, and on one with 60 to 160 GiB of memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +80,8 @@ class SglangConfig:
     urgent ones."""
 
     mem_fraction_static: Annotated[float, Meta(gt=0, lt=1)] | None = None
-    """Share of GPU memory for weights and KV cache together (default: what SGLang chooses for --gpu and --model)."""
+    """Share of the GPU memory that is free before the weights are loaded, for weights and KV cache together (default: what
+    SGLang chooses for --gpu and --model)."""
 
     max_total_tokens: Count | None = None
     """Tokens of KV cache (default: as many as fit on --gpu beside --model, else 1048576)."""

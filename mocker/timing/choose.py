@@ -29,9 +29,10 @@ from mocker.vllm.config import EngineConfig
 
 DEFAULT_NUM_BLOCKS = 16384
 DEFAULT_NUM_TOKENS = 1 << 20
-SGLANG_OUTSIDE = 0.6 * GIB
-"""Bytes that are not free on each GPU when SGLang begins to load weights: CUDA's own."""
-SGLANG_OUTSIDE_TP = 1.8 * GIB
+SGLANG_OUTSIDE = 0.7 * GIB
+"""Bytes that are not free on each GPU when SGLang begins to load weights: CUDA's own. An H100 had 78.48 of 79.18 GiB in a
+public log (Qwen3-30B-A3B-FP8, 2026-08-27)."""
+SGLANG_OUTSIDE_TP = 1.9 * GIB
 """The same with the communication buffers of GPUs that share a model: H200s of an InferenceX run had 137.9 of 139.8 GiB."""
 
 
@@ -196,12 +197,14 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
     num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
     free = gpu.memory - (SGLANG_OUTSIDE_TP if num_gpus > 1 else SGLANG_OUTSIDE)
-    room = engine.mem_fraction_static * free - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    weights = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    room = engine.mem_fraction_static * free - weights
     page = _kv_cache(engine, timing).block
     if room < 2 * page:
         raise ValueError(
-            f"the weights leave no room for KV in mem_fraction_static ({engine.mem_fraction_static:g}) of {gpu.name}'s "
-            f"{gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
+            f"the weights need {weights / GIB:.1f} GiB on each GPU and leave no room for KV in mem_fraction_static "
+            f"({engine.mem_fraction_static:g}) of the {free / GIB:.1f} GiB that are free on {gpu.name} before they are "
+            "loaded; raise tensor_parallel_size"
         )
     return int(room // page)
 
@@ -237,13 +240,16 @@ def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
     assert timing.gpu is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
     num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
-    free = gpu.memory - size_of_weights(timing.shape, num_gpus, num_expert_gpus)
-    free -= peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
+    needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    needed += peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
+    free = max(gpu.memory - needed, 0)
     block = _kv_cache(engine, timing).block
     room = engine.kv_cache_free_gpu_memory_fraction * free
     if room < 2 * block:
         raise ValueError(
-            f"the weights leave no room for KV in {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
+            f"the weights and the largest step need {needed / GIB:.1f} GiB on each GPU and leave {free / GIB:.1f} of "
+            f"{gpu.name}'s {gpu.memory / GIB:.1f} GiB free; kv_cache_free_gpu_memory_fraction "
+            f"({engine.kv_cache_free_gpu_memory_fraction:g}) of that has no room for KV; raise tensor_parallel_size"
         )
     return int(room // block)
 

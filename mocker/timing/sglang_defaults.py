@@ -11,14 +11,14 @@ Source: `srt/arg_groups/memory_hook.py` and `cuda_graph_hook.py` of its wheel. S
 is 0.5% more than torch reports, so the share can differ by 0.001.
 """
 
-from bisect import bisect_right
 from typing import NamedTuple
 
 from mocker.models.shape import ModelShape
+from mocker.sglang.config import USUAL_CHUNK
 from mocker.timing.gpu import Gpu
+from mocker.timing.memory import GIB
 
 MIB = 2**20
-GIB = 2**30
 
 
 class MemoryClass(NamedTuple):
@@ -36,11 +36,11 @@ CLASSES = (
     MemoryClass(20, 2048, 8, 8),
     MemoryClass(35, 4096, 48, 160),
     MemoryClass(60, 4096, 32, 160),
-    MemoryClass(160, 8192, 256, 512),
+    MemoryClass(160, USUAL_CHUNK, 256, 512),
     MemoryClass(float("inf"), 16384, 512, 512),
 )
-GRAPHS_OF_PREFILLS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256))
-"""Sizes for which prefills have CUDA graphs: up to the first number, in steps of the second; beyond, of 512."""
+GRAPHS_OF_PREFILLS = ((32, 4), (256, 16), (512, 32), (1024, 64), (4096, 256), (float("inf"), 512))
+"""Sizes for which prefills have CUDA graphs: up to the first number, in steps of the second."""
 
 
 def usual_chunk(gpu: Gpu) -> int:
@@ -76,10 +76,9 @@ def _prefill_graphs(shape: ModelShape, num_tokens: int) -> float:
     """Return what CUDA graphs of prefills of at most so many tokens take (MiB)."""
     if any(mixer.latent_flops for mixer, _ in shape.mixers):
         return 1536
-    sizes, size = [], 0
+    num_graphs = size = 0
     for most, step in GRAPHS_OF_PREFILLS:
-        while size < most:
+        while size < most and size + step <= num_tokens:
             size += step
-            sizes.append(size)
-    sizes += range(4608, num_tokens + 1, 512)
-    return 8 * bisect_right(sizes, num_tokens)
+            num_graphs += 1
+    return 8 * num_graphs

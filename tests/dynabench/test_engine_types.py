@@ -122,8 +122,16 @@ def test_roles_and_other_engines_are_refused(settings):
             "max_total_tokens is 32; expected at least the 64 tokens",
         ),
         (TrtllmConfig(kv_cache_max_tokens=31), {}, "kv_cache_max_tokens is 31; expected at least the 32 tokens"),
-        (SglangConfig(), {"model": "meta-llama/Llama-3.1-70B"}, "no room for KV in mem_fraction_static (0.8"),
-        (TrtllmConfig(), {"model": "meta-llama/Llama-3.1-70B"}, "the weights leave no room for KV in h100's 79.2 GiB"),
+        (
+            SglangConfig(),
+            {"model": "meta-llama/Llama-3.1-70B"},
+            "no room for KV in mem_fraction_static (0.829) of the 78.5 GiB that are free on h100 before they are loaded",
+        ),
+        (
+            TrtllmConfig(),
+            {"model": "meta-llama/Llama-3.1-70B"},
+            "leave 0.0 of h100's 79.2 GiB free; kv_cache_free_gpu_memory_fraction (0.9) of that has no room for KV",
+        ),
         (SglangConfig(), {"model": "openai/gpt-oss-20b"}, "do not keep all tokens, which SGLang's scheduler"),
         (TrtllmConfig(), {"tensor_parallel_size": 3}, "cannot be divided over tensor_parallel_size 3"),
     ],

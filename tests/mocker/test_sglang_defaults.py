@@ -44,8 +44,14 @@ def test_without_a_gpu_prompts_are_cut_as_on_an_h100():
     assert resolve(SglangConfig()).settings.chunk_size == 8192
 
 
-def test_the_room_for_kv_is_that_of_a_public_log():
-    # vllm-project/vllm issue 21348: 367,404 tokens on four H100s with SGLang of 2025-07
-    timing = TimingConfig(model="Qwen/Qwen3-235B-A22B-FP8", gpu="h100", tensor_parallel_size=4)
-    found = resolve(SglangConfig(mem_fraction_static=0.93), timing)
-    assert found.num_usable_tokens == pytest.approx(367_404, rel=0.03)
+@pytest.mark.parametrize(
+    ("model", "num_gpus", "share", "num_tokens", "error"),
+    [
+        ("Qwen/Qwen3-235B-A22B-FP8", 4, 0.93, 367_404, 0.02),  # vllm-project/vllm issue 21348, SGLang of 2025-07
+        ("Qwen/Qwen3-30B-A3B-FP8", 1, None, 392_920, 0.002),  # a server's log of 2026-08-27
+    ],
+)
+def test_the_room_for_kv_on_h100s_is_that_of_public_logs(model, num_gpus, share, num_tokens, error):
+    timing = TimingConfig(model=model, gpu="h100", tensor_parallel_size=num_gpus)
+    found = resolve(SglangConfig(mem_fraction_static=share), timing)
+    assert found.num_usable_tokens == pytest.approx(num_tokens, rel=error)
