@@ -113,7 +113,9 @@ def has_small_kv_of(point: Any, gpu: str) -> bool:
 
 
 def started(point: Any, gpu: str) -> Started:
-    """Return how vLLM was started (other engines: 8-bit KV, overlapped), according to the scripts of InferenceX at the time of the runs (up to 2026-04).
+    """Return how vLLM was started, according to the scripts of InferenceX at the time of the runs (up to 2026-04).
+
+    Other engines count as started with an 8-bit KV cache and asynchronous scheduling.
 
     Llama 70B ran on vLLM 0.11.0 with a file of settings: an 8-bit KV cache and asynchronous scheduling. On H100 the
     file was given as `--config=config.yaml`, which vLLM's parser ignores, because it looks for the separate word
@@ -164,7 +166,8 @@ def sglang_of(point: Any, gpu: str) -> SglangConfig:
     concurrency = int(point.concurrency)
     often = 10 if concurrency < 16 else 30
     is_balanced = (int(point.isl), int(point.osl)) == (1024, 1024)
-    match point.model_path.rpartition("/")[2].replace("V3", "R1"), gpu, point.precision:
+    model = point.model_path.rpartition("/")[2].replace("V3", "R1")  # R1 was run; the points list it as V3
+    match model, gpu, point.precision:
         case _ if is_sweep(point):
             return SglangConfig()
         case "DeepSeek-R1", "h200", _:

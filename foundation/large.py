@@ -19,33 +19,44 @@ Cells: TypeAlias = "array[Any] | memoryview[Any]"
 Numbers = npt.NDArray[Any]
 LARGE_BYTES = 1 << 20
 """Larger columns are in files."""
-ROWS = 1 << 16
-"""Rows that are written to a file at a time."""
+ROWS_PER_WRITE = 1 << 16
 
 
 def filled(value: "array[Any]", count: int) -> Cells:
     """Return a column that holds one value in every row.
 
+    Args:
+        value: an array of one element, the value.
+        count: the number of rows.
+
     Raises:
         UserError: there is no room for its file.
     """
+    assert len(value) == 1, value
     if count * value.itemsize <= LARGE_BYTES:
         return value * count
     file = _new_file()
-    for start in range(0, count, ROWS):  # written, because a process that touches the map of a full disk is killed
-        _write(file, value * min(ROWS, count - start))
+    # Written, because a process that touches the map of a full disk is killed.
+    for start in range(0, count, ROWS_PER_WRITE):
+        _write(file, value * min(ROWS_PER_WRITE, count - start))
     code: Any = value.typecode
     return memoryview(_mapped(file)).cast(code)
 
 
 class Growing:
-    """A column that grows at its end, of the smallest type that holds all of its parts."""
+    """A column that grows at its end, of the smallest type that holds all of its parts.
 
-    def __init__(self) -> None:
+    Objects, such as numbers of more than 64 bits, stay in memory, and so does all that comes after them.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike) -> None:
+        """Begin with no rows, and with a type that may become wider."""
+        self._dtype = np.dtype(dtype)
         self._parts: list[Numbers] = []  # that are not yet in the file
         self._num_bytes = 0  # of those
         self._file: IO[bytes] | None = None
-        self._dtype = np.dtype(np.int32)  # of the file
+        self._file_dtype = self._dtype
+        self._is_whole = False
 
     def add(self, part: Numbers) -> None:
         """Add rows.
@@ -53,32 +64,47 @@ class Growing:
         Raises:
             UserError: there is no room for the file.
         """
+        assert not self._is_whole
+        self._dtype = np.result_type(self._dtype, part.dtype)
         self._parts.append(part)
         self._num_bytes += part.nbytes
-        if self._num_bytes > LARGE_BYTES:
+        if self._num_bytes > LARGE_BYTES and not self._has_objects:
             self._put_away()
 
     def whole(self) -> Numbers:
-        """Return all rows; nothing may be added afterwards."""
-        if self._file is not None:
+        """Return all rows, once; nothing may be added afterwards."""
+        assert not self._is_whole
+        self._is_whole = True
+        if self._file is not None and not self._has_objects:
             self._put_away()
+        parts = self._parts
         if self._file is not None:
-            return np.frombuffer(_mapped(self._file), self._dtype)
-        return np.concatenate(self._parts) if self._parts else np.empty(0, self._dtype)
+            filed = np.frombuffer(_mapped(self._file), self._file_dtype)
+            if not parts:
+                return filed
+            parts = [filed, *parts]
+        return np.concatenate([np.empty(0, self._dtype), *parts])
+
+    @property
+    def _has_objects(self) -> bool:
+        return self._dtype.kind == "O"
 
     def _put_away(self) -> None:
-        """Move the rows in memory to the file, unless they are objects, such as numbers of more than 64 bits."""
-        rows = np.concatenate([np.empty(0, self._parts[0].dtype if self._file is None else self._dtype), *self._parts])
-        if self._file is not None and rows.dtype != self._dtype:
-            rows = np.concatenate([np.frombuffer(_mapped(self._file), self._dtype), rows])
-            self._file = None
-        self._parts, self._num_bytes = [rows], 0
-        if rows.dtype.kind == "O":
-            return
+        """Move the rows in memory to the file."""
         if self._file is None:
-            self._file, self._dtype = _new_file(), rows.dtype
-        _write(self._file, rows)
-        self._parts = []
+            self._file, self._file_dtype = _new_file(), self._dtype
+        elif self._file_dtype != self._dtype:
+            self._widen(np.frombuffer(_mapped(self._file), self._file_dtype))
+        for part in self._parts:
+            _write(self._file, np.ascontiguousarray(part, self._dtype))
+        self._parts, self._num_bytes = [], 0
+
+    def _widen(self, rows: Numbers) -> None:
+        """Write the file again with the type that the column has now."""
+        self._file, self._file_dtype = _new_file(), self._dtype
+        for start in range(0, len(rows), ROWS_PER_WRITE):
+            _write(self._file, rows[start : start + ROWS_PER_WRITE].astype(self._dtype))
+            let_go(rows)
 
 
 def let_go(column: object) -> None:

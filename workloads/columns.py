@@ -59,8 +59,13 @@ class RequestColumns(Sequence[Request]):
         """Put requests into columns, unless they are."""
         if isinstance(requests, cls):
             return requests
+        return cls.joined(cls._chunks(requests))
+
+    @classmethod
+    def _chunks(cls, requests: Iterable[Request]) -> Iterator[Self]:
         rows = iter(requests)
-        return cls.joined(map(cls._of_chunk, iter(lambda: list(islice(rows, CHUNK)), [])))
+        while chunk := list(islice(rows, CHUNK)):
+            yield cls._of_chunk(chunk)
 
     @classmethod
     def _of_chunk(cls, chunk: list[Request]) -> Self:
@@ -81,7 +86,8 @@ class RequestColumns(Sequence[Request]):
     @classmethod
     def joined(cls, parts: Iterable[Self]) -> Self:
         """Put the rows of several columns behind each other, one part at a time."""
-        arrival_s, input_length, output_length, starts, ids = (Growing() for _ in range(5))
+        arrival_s = Growing(np.float64)
+        input_length, output_length, starts, ids = (Growing(np.int32) for _ in range(4))
         more: dict[str, list[Any]] = {}
         count = num_ids = 0
         for part in parts:
@@ -95,7 +101,7 @@ class RequestColumns(Sequence[Request]):
             count, num_ids = count + len(part), num_ids + len(part.ids)
         starts.add(narrow([num_ids]))
         return cls(
-            arrival_s.whole() if count else np.empty(0),
+            arrival_s.whole(),
             input_length.whole(),
             output_length.whole(),
             starts.whole(),

@@ -38,7 +38,12 @@ class RankBooks:
         self._sizes: dict[Hashable, int] = {}  # id -> its blocks in use, if not all of them
 
     def num_active_blocks(self, blocks: PromptBlocks, guess: int = 0) -> int:
-        """Count the leading blocks of a prompt that requests in flight hold already; another rank has what is guessed."""
+        """Count the leading blocks of a prompt that requests in flight hold already.
+
+        Args:
+            blocks: The prompt.
+            guess: The count of another rank, if there is one. Where it is right here, too, few ids are looked up.
+        """
         ids, num_blocks, per_id = blocks
         num_ids = num_held(self._active, ids, -(-num_blocks // per_id), guess and -(-guess // per_id))
         if not num_ids:

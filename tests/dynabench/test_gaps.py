@@ -1,5 +1,7 @@
 """Runs of so many requests that not everything is kept in memory."""
 
+import mmap
+
 import numpy as np
 import pytest
 
@@ -43,10 +45,18 @@ def test_a_run_of_usual_size_keeps_them_all():
     assert simulated(LoadConfig()).gap_starts_s is not None
 
 
+def is_in_a_file(values):
+    while isinstance(values, np.ndarray):
+        values = values.base
+    return isinstance(values, memoryview) and isinstance(values.obj, mmap.mmap)
+
+
 def test_what_is_kept_in_files_is_the_same(monkeypatch):
     usual = simulated(LoadConfig()).requests
+    assert not is_in_a_file(usual.last_token_s)
     monkeypatch.setattr(large, "LARGE_BYTES", 64)
     monkeypatch.setattr(stamps, "REQUESTS_PER_TIDY", 20)
     found = simulated(LoadConfig()).requests
+    assert is_in_a_file(found.last_token_s)
     for name in COLUMNS:
         assert getattr(found, name).tolist() == getattr(usual, name).tolist()
