@@ -12,11 +12,10 @@ import random
 import time
 from collections.abc import Callable
 
-from mocker import BlockChain, Engine, EngineConfig, Sequence, new_engine
+from mocker import BlockChain, Engine, EngineConfig, Sequence, SglangConfig, TrtllmConfig, new_engine
 from mocker.contract import EngineSettings
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.trtllm.config import TrtllmConfig
 
 NUM_CLIENTS, PROMPT, OUTPUT, NUM_BLOCKS = 64, 1024, 128, 16_384
 
@@ -28,6 +27,10 @@ def trtllm(**changed: object) -> EngineSettings:
 
 ENGINES: dict[str, Callable[[], EngineSettings]] = {
     "vllm": lambda: EngineConfig(block_size=32, max_num_seqs=NUM_CLIENTS),
+    "sglang": lambda: SglangConfig(page_size=32, max_running_requests=NUM_CLIENTS),
+    "sglang, no overlap": lambda: SglangConfig(
+        page_size=32, max_running_requests=NUM_CLIENTS, disable_overlap_schedule=True
+    ),
     "trtllm": trtllm,
     "trtllm, no overlap": lambda: trtllm(disable_overlap_scheduler=True),
     "trtllm, max utilization": lambda: trtllm(capacity_scheduler_policy="MAX_UTILIZATION"),

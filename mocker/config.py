@@ -1,8 +1,7 @@
 """Whose scheduler a simulated engine has, and the settings of each family."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from foundation.settings import changed
 from mocker.contract import EngineSettings
@@ -22,7 +21,6 @@ SCHEDULERS: dict[EngineType, str] = {
 """What each schedules as, for reports."""
 
 OWN_NAMES: dict[EngineType, dict[str, str]] = {
-    "vllm": {},
     "sglang": {"num_gpu_blocks": "max_total_tokens"},
     "trtllm": {
         "num_gpu_blocks": "kv_cache_max_tokens",
@@ -39,6 +37,9 @@ UNCACHED: dict[EngineType, dict[str, bool]] = {
 }
 """What turns prefix caching off."""
 
+SHARES: dict[EngineType, str] = {"sglang": "mem_fraction_static", "trtllm": "kv_cache_free_gpu_memory_fraction"}
+"""What stands for vLLM's gpu_memory_utilization."""
+
 FamilyConfig = EngineConfig | SglangConfig | TrtllmConfig
 """The settings of one engine, of whichever family."""
 
@@ -51,22 +52,48 @@ class EngineTypeConfig:
     """Whose scheduler simulated engines have. Each has settings of its own, by its own names."""
 
 
-def config_of(kind: EngineType, vllm: EngineConfig, sglang: SglangConfig, trtllm: TrtllmConfig) -> FamilyConfig:
-    """Return the settings of one family.
+class SimulatedConfig(NamedTuple):
+    """Everything about one simulated engine."""
 
-    Raises:
-        ValueError: a setting of another family is given, which would be ignored.
-    """
-    configs: dict[EngineType, FamilyConfig] = {"vllm": vllm, "sglang": sglang, "trtllm": trtllm}
-    for name, other in idle_settings(kind, configs).items():
-        flag = name.replace("_", "-")
-        raise ValueError(f"--{flag} is a setting of --engine-type {other}; --engine-type is {kind}")
-    return configs[kind]
+    type: EngineTypeConfig = EngineTypeConfig()
+    vllm: EngineConfig = EngineConfig()
+    sglang: SglangConfig = SglangConfig()
+    trtllm: TrtllmConfig = TrtllmConfig()
+    timing: TimingConfig = TimingConfig()
 
+    @property
+    def configs(self) -> dict[EngineType, FamilyConfig]:
+        """The settings by family."""
+        return {"vllm": self.vllm, "sglang": self.sglang, "trtllm": self.trtllm}
 
-def idle_settings(kind: EngineType, configs: Mapping[EngineType, FamilyConfig]) -> dict[str, EngineType]:
-    """Return the settings that are given and belong to another family, with that family."""
-    return {name: other for other, config in configs.items() if other != kind for name in changed(config)}
+    @property
+    def config(self) -> FamilyConfig:
+        """The settings of the family that it belongs to."""
+        return self.configs[self.type.engine_type]
+
+    @property
+    def idle(self) -> dict[str, str]:
+        """The settings that are given and belong to another family, and why they would be ignored."""
+        own = self.type.engine_type
+        found = {name: kind for kind, config in self.configs.items() if kind != own for name in changed(config)}
+        said = {
+            name: f"it is a setting of engine_type {kind}, and engine_type is {own}" for name, kind in found.items()
+        }
+        if own in SHARES and "gpu_memory_utilization" in changed(self.timing):
+            name = SHARES[own]
+            said["gpu_memory_utilization"] = (
+                f"it is a setting of engine_type vllm, and engine_type is {own}; use {name}"
+            )
+        return said
+
+    def refuse_idle(self) -> None:
+        """Refuse a setting of another family, which would be ignored.
+
+        Raises:
+            ValueError: one is given; the message begins with its name.
+        """
+        for name, reason in self.idle.items():
+            raise ValueError(f"{name} has no effect: {reason}")
 
 
 def type_of(config: EngineSettings) -> EngineType:
@@ -84,7 +111,8 @@ def type_of(config: EngineSettings) -> EngineType:
 
 def flag_of(config: EngineSettings, name: str) -> str:
     """Return the flag of a setting of vLLM as the engine calls it."""
-    own = OWN_NAMES[type_of(config)].get(name, name)
+    kind = type_of(config)
+    own = name if kind == "vllm" else OWN_NAMES[kind][name]
     return f"--{own.replace('_', '-')}"
 
 
@@ -100,7 +128,7 @@ def with_block_size(config: FamilyConfig, size: int) -> FamilyConfig:
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:
-    """Return step times with the host times of a family, if they are not set.
+    """Return step times with the host times of a family, which take the place of vLLM's, the default.
 
     Raises:
         ValueError: they are those of a third engine.

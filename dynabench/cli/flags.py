@@ -44,7 +44,7 @@ from dynabench.deployment.flags import (
 from foundation.errors import UserError
 from foundation.settings import changed
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig
+from mocker.config import EngineTypeConfig, SimulatedConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
@@ -77,7 +77,7 @@ class Flags(ABC):
         """
         if file is not None:
             self._refuse_beside(file)
-            return read_deployment(file, is_measured=self.is_measured)
+            return read_deployment(file, is_measured=self.is_measured, varied=varied)
         described = self.described(varied)
         refuse_without_roles(described)
         return described
@@ -106,14 +106,14 @@ class EngineFlags:
 
     def worker(self, varied: Collection[str] = ()) -> description.Pool:
         """Return a worker with the engine that they describe."""
-        return simulated_pool(
+        given = SimulatedConfig(
             self.scheduler or EngineTypeConfig(),
             self.engine or EngineConfig(),
             self.sglang or SglangConfig(),
             self.trtllm or TrtllmConfig(),
             self.timing or TimingConfig(),
-            varied,
         )
+        return simulated_pool(given, varied)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

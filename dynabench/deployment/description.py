@@ -18,7 +18,7 @@ from dynabench.deployment.overhead import OverheadConfig
 from foundation.settings import Count, check_settings
 from foundation.text import one_line
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineType, FamilyConfig, timed_as
+from mocker.config import EngineType, EngineTypeConfig, FamilyConfig, SimulatedConfig, timed_as
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
@@ -154,18 +154,16 @@ class Pool:
             raise ValueError(f"model {self.model}: {reason}")
 
     @property
-    def engine_configs(self) -> dict[EngineType, FamilyConfig]:
-        """Settings of its simulated engines for each scheduler, with the KV role that follows from its role."""
-        return {
-            "vllm": replace(self.mocker, kv_role=KV_ROLES[self.role]),
-            "sglang": self.sglang,
-            "trtllm": self.trtllm,
-        }
+    def simulated(self) -> SimulatedConfig:
+        """Its simulated engines."""
+        kind = EngineTypeConfig(engine_type=self.engine_type)
+        return SimulatedConfig(kind, self.mocker, self.sglang, self.trtllm, self.timing)
 
     @property
     def engine_config(self) -> FamilyConfig:
-        """Settings of its simulated engines, with the scheduler that they have."""
-        return self.engine_configs[self.engine_type]
+        """Settings of its simulated engines, with the KV role that follows from its role."""
+        config = self.simulated.config
+        return replace(config, kv_role=KV_ROLES[self.role]) if isinstance(config, EngineConfig) else config
 
     @property
     def chunk_size(self) -> int | None:

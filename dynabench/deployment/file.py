@@ -14,6 +14,7 @@ import dataclasses
 import re
 import reprlib
 import typing
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from dynabench.elsewhere import of_setting
 from foundation.errors import UserError
 from foundation.settings import expected, plain_value
 from foundation.text import instead_of, one_line
-from mocker.config import idle_settings
 from mocker.timing.choose import resolve
 from serving.runtime.config import MAY_HOLD_PASSWORDS, masked
 
@@ -53,8 +53,10 @@ class DeploymentError(UserError):
     """An invalid deployment; the message names the file, the path, the value and what was expected."""
 
 
-def read_deployment(path: Path, *, is_measured: bool = False) -> Deployment:
+def read_deployment(path: Path, *, is_measured: bool = False, varied: Collection[str] = ()) -> Deployment:
     """Read a deployment; a measured one has the defaults of `MeasuredRouterConfig` and `MeasuredFrontendConfig`.
+
+    An experiment sets the settings in `varied`.
 
     Raises:
         DeploymentError: the file cannot be read, or does not describe a valid deployment.
@@ -79,7 +81,8 @@ def read_deployment(path: Path, *, is_measured: bool = False) -> Deployment:
         raise DeploymentError(f"{path}: cannot be read as YAML ({_reason(error)})") from error
     try:
         deployment = from_plain(values, is_measured=is_measured)
-        _refuse_idle(deployment)
+        if not any(name.rpartition(".")[2] == "engine_type" for name in varied):
+            _refuse_idle(deployment)
         _check_engines(deployment)
     except (ValueError, OSError) as error:  # a model's path may not exist
         raise DeploymentError(f"{path}: {error}") from error
@@ -152,7 +155,7 @@ def as_changed(deployment: Deployment) -> dict[str, Any]:
 def _changed_pool(pool: Pool) -> dict[str, Any]:
     plain = plain_pool(pool)
     blank = plain_pool(Pool(name=pool.name, engine=pool.engine)) | {"engine": Pool().engine}
-    idle = idle_settings(pool.engine_type, pool.engine_configs)
+    idle = pool.simulated.idle
     changed = {name for name, value in plain.items() if value != blank[name] and name not in idle}
     return {name: value for name, value in plain.items() if name in changed or name in SAID_OF_POOLS}
 
@@ -189,10 +192,10 @@ def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
 def _refuse_idle(deployment: Deployment) -> None:
     """Refuse settings of a scheduler that a pool's engines do not have."""
     for pool in deployment.pools:
-        for name, kind in idle_settings(pool.engine_type, pool.engine_configs).items():
-            raise ValueError(
-                f"pools.{pool.name}.{name} is a setting of engine_type {kind}; engine_type is {pool.engine_type!r}"
-            )
+        try:
+            pool.simulated.refuse_idle()
+        except ValueError as error:
+            raise ValueError(f"pools.{pool.name}.{error}") from error
 
 
 def _check_engines(deployment: Deployment) -> None:

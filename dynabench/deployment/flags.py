@@ -3,7 +3,7 @@
 Some have other defaults if the deployment is measured.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +14,7 @@ from msgspec import Meta
 from dynabench.deployment.description import ModelEngineName, Pool
 from dynabench.deployment.paths import change_pool, settings_of_pool
 from foundation.settings import Count, NotNegative, changed, check_settings
-from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig, config_of
-from mocker.timing.config import TimingConfig
+from mocker.config import SimulatedConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig, Port
 from serving.model.card import Migrations, Role
@@ -149,22 +147,21 @@ SPLIT = frozenset({"prefill_workers", "pools.prefill.replicas"})
 """Names of the axis that divides --gpus between prefill and decode workers."""
 
 
-def simulated_pool(
-    kind: EngineTypeConfig,
-    vllm: EngineConfig,
-    sglang: SglangConfig,
-    trtllm: TrtllmConfig,
-    timing: TimingConfig,
-    varied: Collection[str] = (),
-) -> Pool:
+def simulated_pool(engine: SimulatedConfig, varied: Collection[str] = ()) -> Pool:
     """Return a worker with a simulated engine.
 
     Raises:
         ValueError: a setting is given of an engine whose scheduler it does not have, and which no axis gives it.
     """
     if "engine_type" not in varied:
-        config_of(kind.engine_type, vllm, sglang, trtllm)
-    return Pool(engine_type=kind.engine_type, mocker=vllm, sglang=sglang, trtllm=trtllm, timing=timing)
+        engine.refuse_idle()
+    return Pool(
+        engine_type=engine.type.engine_type,
+        mocker=engine.vllm,
+        sglang=engine.sglang,
+        trtllm=engine.trtllm,
+        timing=engine.timing,
+    )
 
 
 def simulated_pools(
@@ -255,12 +252,20 @@ def live_pools(
     if pool.engine == "mocker":
         simulated = simulated_pools(pool, engine, varied)
         return tuple(replace(each, answers=answers, worker=_with(each.worker, formats)) for each in simulated)
-    for name in changed(answers):
+    for name in (*changed(answers), *_changed_engine(engine)):
         raise ValueError(f"--{name.replace('_', '-')} is for simulated engines, not for --engine {pool.engine}")
     if engine.timing.timing_name != "polynomial":
         raise ValueError(f"--gpu, --timing and --timing-file are for simulated engines, not for --engine {pool.engine}")
     running = running_pools(pool, engine.timing.model, varied)
     return tuple(replace(each, worker=_with(each.worker, formats)) for each in running)
+
+
+def _changed_engine(pool: Pool) -> Iterator[str]:
+    """Yield the settings of a simulated engine that are given."""
+    if pool.engine_type != "vllm":
+        yield "engine_type"
+    for config in pool.simulated.configs.values():
+        yield from changed(config)
 
 
 def _with(worker: WorkerConfig, formats: ModelConfig) -> WorkerConfig:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from dynabench.deployment.description import Pool
 from foundation.settings import changed
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.models.catalog import find_model
+from mocker.models.catalog import find_model, hub_id
 from mocker.tiers.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.choose import resolve, with_sglang_defaults
 from mocker.timing.config import TimingConfig
@@ -82,7 +82,7 @@ def vllm_command(pool: Pool) -> list[str]:
     settings |= _of_timing(timing)
     named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in ELSEWHERE_SAID]
     named += _connectors(pool)
-    return ["vllm", "serve", timing.model or "MODEL", *(word for name, value in named for word in _words(name, value))]
+    return ["vllm", "serve", _model(timing), *(word for name, value in named for word in _words(name, value))]
 
 
 def _of_timing(timing: TimingConfig) -> dict[str, Any]:
@@ -132,6 +132,10 @@ def _tiers(engine: EngineConfig) -> dict[str, Any]:
     return found
 
 
+def _model(timing: TimingConfig) -> str:
+    return hub_id(timing.model) if timing.model else "MODEL"
+
+
 def _words(name: str, value: Any) -> Iterator[str]:
     """Yield a setting in the form of vLLM's command line."""
     flag = name.replace("_", "-")
@@ -147,12 +151,14 @@ def _words(name: str, value: Any) -> Iterator[str]:
 def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     """Return SGLang's command line; the quantization is one that it makes on loading."""
     timing = pool.timing
-    config = _as_sglang(pool) if pool.engine_type == "vllm" else with_sglang_defaults(pool.sglang, timing)
+    config, left_out = with_sglang_defaults(pool.sglang, timing), list[str]()
+    if pool.engine_type == "vllm":
+        config, left_out = _as_sglang(pool)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
     settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {
-        "model_path": timing.model or "MODEL",
+        "model_path": _model(timing),
         "tp_size": timing.tensor_parallel_size,
         **settings,
         "ep_size": timing.tensor_parallel_size if timing.enable_expert_parallel else None,
@@ -162,30 +168,38 @@ def sglang_command(pool: Pool, quantization: str | None) -> Launch:
         "disaggregation_transfer_backend": None if pool.role == "aggregated" else "nixl",
     }
     command = ["python", "-m", "sglang.launch_server", *_flags(given, "-")]
-    return Launch(["env", *variables, *command] if variables else command, _left_out(pool, SGLANG_HAS))
+    return Launch(["env", *variables, *command] if variables else command, left_out + _left_out(pool, SGLANG_HAS))
 
 
-def _as_sglang(pool: Pool) -> SglangConfig:
-    """Return settings of vLLM as SGLang's, as far as it has them."""
+def _as_sglang(pool: Pool) -> tuple[SglangConfig, list[str]]:
+    """Return settings of vLLM as SGLang's, and what it does not take of them."""
     engine, is_by_priority = pool.mocker, pool.mocker.scheduling_policy == "priority"
-    return SglangConfig(
+    chunk, share, left_out = engine.max_num_batched_tokens, pool.timing.gpu_memory_utilization, []
+    if engine.enable_chunked_prefill and chunk < engine.block_size:
+        left_out.append(f"a chunk of {chunk} tokens is less than a page")
+    if share >= 1:
+        left_out.append("mem_fraction_static must be below 1")
+    config = SglangConfig(
         page_size=engine.block_size,
         max_running_requests=engine.max_num_seqs,
         context_length=engine.max_model_len,
-        chunked_prefill_size=engine.max_num_batched_tokens if engine.enable_chunked_prefill else -1,
-        mem_fraction_static=pool.timing.gpu_memory_utilization,
+        chunked_prefill_size=max(chunk, engine.block_size) if engine.enable_chunked_prefill else -1,
+        mem_fraction_static=share if share < 1 else None,
         max_total_tokens=engine.num_gpu_blocks and (engine.num_gpu_blocks - 1) * engine.block_size,
         disable_radix_cache=not engine.enable_prefix_caching,
         disable_overlap_schedule=engine.async_scheduling is False,
         enable_priority_scheduling=is_by_priority,
         schedule_low_priority_values_first=is_by_priority,
     )
+    return config, left_out
 
 
 def trtllm_command(pool: Pool, quantization: str | None) -> Launch:
     """Return TensorRT-LLM's command line; it makes no quantization on loading."""
     timing = pool.timing
-    config = pool.trtllm if pool.engine_type == "trtllm" else _as_trtllm(pool)
+    config, left_out = pool.trtllm, list[str]()
+    if pool.engine_type == "vllm":
+        config, left_out = _as_trtllm(pool)
     given = {
         "tp_size": timing.tensor_parallel_size,
         "ep_size": timing.tensor_parallel_size if timing.enable_expert_parallel else None,
@@ -196,11 +210,11 @@ def trtllm_command(pool: Pool, quantization: str | None) -> Launch:
         "kv_cache_free_gpu_memory_fraction": config.kv_cache_free_gpu_memory_fraction,
         "extra_llm_api_options": TRTLLM_OPTIONS,
     }
-    words = ["trtllm-serve", timing.model or "MODEL", *_flags(given, "_")]
+    words = ["trtllm-serve", _model(timing), *_flags(given, "_")]
     file = json.dumps(_trtllm_options(pool, config))
     weights = [f"use a checkpoint with {quantization} weights"] if quantization else []
     unit = [] if config.chunk_unit_size is None else ["no flag for chunk_unit_size"]
-    return Launch(words, [f"{TRTLLM_OPTIONS} has {file}", *weights, *unit, *_left_out(pool, TRTLLM_HAS)])
+    return Launch(words, [f"{TRTLLM_OPTIONS} has {file}", *weights, *unit, *left_out, *_left_out(pool, TRTLLM_HAS)])
 
 
 def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
@@ -217,20 +231,25 @@ def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
     return options
 
 
-def _as_trtllm(pool: Pool) -> TrtllmConfig:
-    """Return settings of vLLM as TensorRT-LLM's, as far as it has them."""
+def _as_trtllm(pool: Pool) -> tuple[TrtllmConfig, list[str]]:
+    """Return settings of vLLM as TensorRT-LLM's, and what it does not take of them."""
     engine = pool.mocker
-    return TrtllmConfig(
+    is_cut = engine.enable_chunked_prefill and engine.block_size <= engine.max_num_batched_tokens
+    left_out = (
+        [] if is_cut == engine.enable_chunked_prefill else ["its chunks have at least a block: prompts are not cut"]
+    )
+    config = TrtllmConfig(
         tokens_per_block=engine.block_size,
         kv_cache_max_tokens=engine.num_gpu_blocks and (engine.num_gpu_blocks - 1) * engine.block_size,
         kv_cache_free_gpu_memory_fraction=pool.timing.gpu_memory_utilization,
         max_batch_size=engine.max_num_seqs,
         max_num_tokens=engine.max_num_batched_tokens,
         max_seq_len=engine.max_model_len,
-        enable_chunked_context=engine.enable_chunked_prefill and engine.block_size <= engine.max_num_batched_tokens,
+        enable_chunked_context=is_cut,
         enable_block_reuse=engine.enable_prefix_caching,
         disable_overlap_scheduler=engine.async_scheduling is False,
     )
+    return config, left_out
 
 
 def _flags(given: Mapping[str, Any], joint: str) -> Iterator[str]:

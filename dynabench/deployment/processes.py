@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from foundation.errors import UserError
-from mocker.config import EngineTypeConfig
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import frontend_program, frontend_programs
 from serving.kv_tiers.config import KvStoreServiceConfig
@@ -155,9 +154,7 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
                 kv_store=f"{service.host}:{service.port}",
                 kv_store_write_policy=deployment.kv_store.kv_store_write_policy,
             )
-        scheduler = EngineTypeConfig(engine_type=pool.engine_type)
-        engine = (scheduler, pool.mocker, pool.sglang, pool.trtllm, pool.timing)
-        settings = (*engine, pool.answers, transfer, deployment.disaggregation.lease)
+        settings = (pool.simulated, pool.answers, transfer, deployment.disaggregation.lease)
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))

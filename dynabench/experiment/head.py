@@ -98,11 +98,12 @@ def _schedulers(pools: Sequence[Pool]) -> str:
 
 def _rooms(pools: Sequence[Pool]) -> str:
     """Say how much KV an engine of each scheduler holds, if several are compared."""
-    kinds = {pool.engine_type: pool for pool in pools if pool.engine == "mocker"}
+    simulated = [pool for pool in pools if pool.engine == "mocker"]
+    kinds = dict.fromkeys(pool.engine_type for pool in simulated)
     if len(kinds) < 2:
         return ""
-    engines = {kind: resolve(pool.engine_config, pool.timing) for kind, pool in kinds.items()}
-    return ", ".join(f"{kind} {engine.num_usable_tokens:,} tokens" for kind, engine in engines.items())
+    rooms = [(pool.engine_type, resolve(pool.engine_config, pool.timing).num_usable_tokens) for pool in simulated]
+    return ", ".join(f"{kind} {_span(room for its, room in rooms if its == kind)} tokens" for kind in kinds)
 
 
 def _each(texts: Iterable[str | None]) -> str:

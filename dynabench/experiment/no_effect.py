@@ -3,7 +3,18 @@
 from collections.abc import Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
+from mocker.config import EngineType
 from workloads import Workload
+
+BY_PRIORITY: dict[EngineType, str] = {
+    "vllm": "scheduling_policy priority",
+    "sglang": "enable_priority_scheduling",
+}
+WITHOUT_PRIORITIES: dict[EngineType, str] = {
+    "vllm": "the engines' scheduling_policy is fcfs",
+    "sglang": "the engines' enable_priority_scheduling is false",
+    "trtllm": "TensorRT-LLM's scheduler has none",
+}
 
 
 def no_effect(clock: str, workload: Workload, deployments: Sequence[Deployment]) -> dict[str, str]:
@@ -14,28 +25,31 @@ def no_effect(clock: str, workload: Workload, deployments: Sequence[Deployment])
 
 def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) -> Iterator[str]:
     pools = [pool for deployment in deployments for pool in deployment.pools]
-    policies = {_policy(pool) for pool in pools if pool.engine == "mocker"}
+    simulated = [pool for pool in pools if pool.engine == "mocker"]
+    by_priority = [pool.engine_type for pool in simulated if _is_by_priority(pool)]
     if workload.has_priorities and clock != "virtual":
         yield "priorities are not sent over HTTP; dynabench simulate uses them"
-    elif workload.has_priorities and policies == {"fcfs"}:
-        yield "the requests' priorities, because the engines admit by arrival"
-    elif not workload.has_priorities and "priority" in policies:
+    elif workload.has_priorities and simulated and not by_priority:
+        said = dict.fromkeys(WITHOUT_PRIORITIES[pool.engine_type] for pool in simulated)
+        yield f"the requests' priorities, because {' and '.join(said)}"
+    elif not workload.has_priorities and by_priority:
         yield (
-            "scheduling_policy priority orders requests by arrival, as fcfs does, because all have the same priority "
+            f"{BY_PRIORITY[by_priority[0]]} orders requests by arrival, as fcfs does, because all have the same priority "
             "(`dynabench workload synth --priority-levels 2` makes some with two)"
         )
     if len({deployment.router_mode for deployment in deployments}) > 1 and all(map(_is_one_rank, deployments)):
         yield "with one worker, router modes differ at most in how long requests wait at the router"
 
 
-def _policy(pool: Pool) -> str:
+def _is_by_priority(pool: Pool) -> bool:
+    """Return whether its engines admit requests by their priority."""
     match pool.engine_type:
         case "vllm":
-            return pool.mocker.scheduling_policy
+            return pool.mocker.scheduling_policy == "priority"
         case "sglang":
-            return "priority" if pool.sglang.enable_priority_scheduling else "fcfs"
+            return pool.sglang.enable_priority_scheduling
         case "trtllm":
-            return "fcfs"
+            return False
 
 
 def _is_one_rank(deployment: Deployment) -> bool:

@@ -35,6 +35,12 @@ def find_model(name: str, read_as: str | None = None) -> ModelShape:
     return _bundled(name)
 
 
+def hub_id(name: str) -> str:
+    """Return the Hugging Face id of a bundled model that is called by less than that; other names as they are."""
+    ids = {_plain(key): key for key in sorted(model_configs(), reverse=True)}
+    return ids.get(name.lower(), name)
+
+
 def _changed_ns(path: Path) -> int:
     return path.stat().st_mtime_ns if path.is_file() else 0
 

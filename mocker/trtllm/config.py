@@ -74,9 +74,9 @@ class TrtllmConfig:
         return self.max_seq_len
 
     @property
-    def chunk_size(self) -> int:
-        """Most prompt tokens in one step."""
-        return self.max_num_tokens
+    def chunk_size(self) -> int | None:
+        """Most prompt tokens in one step, if prompts are cut."""
+        return self.max_num_tokens if self.enable_chunked_context else None
 
     @property
     def is_async(self) -> bool:

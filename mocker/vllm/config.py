@@ -75,9 +75,9 @@ class EngineConfig(OffloadConfig):
     """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
 
     @property
-    def chunk_size(self) -> int:
-        """Most prompt tokens in one step."""
-        return self.max_num_batched_tokens
+    def chunk_size(self) -> int | None:
+        """Most prompt tokens in one step, if prompts are cut."""
+        return self.max_num_batched_tokens if self.enable_chunked_prefill else None
 
     @property
     def is_async(self) -> bool:

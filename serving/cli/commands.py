@@ -24,9 +24,9 @@ from serving.engines.mock.engine import (
     EngineTypeConfig,
     Mocker,
     SglangConfig,
+    SimulatedConfig,
     TimingConfig,
     TrtllmConfig,
-    config_of,
     refuse_idle_tiers,
 )
 from serving.engines.openai.engine import OpenAiServer
@@ -167,25 +167,25 @@ def mocker(
         verbose: How much to log.
     """
     set_up(verbose)
+    simulated = SimulatedConfig(scheduler, engine, sglang, trtllm, timing)
     if extra_engine_args is not None:
-        scheduler, engine, sglang, trtllm, timing = engine_settings(
-            extra_engine_args, scheduler, engine, sglang, trtllm, timing
-        )
-    refuse_idle_tiers([engine], has_store=bool(transfer.kv_store))
-    worker, scheduler, engine, sglang, trtllm, timing, answers, transfer, lease, network = _resolve(
-        worker, scheduler, engine, sglang, trtllm, timing, answers, transfer, lease, runtime or RuntimeConfig()
+        simulated = engine_settings(extra_engine_args, simulated)
+    simulated.refuse_idle()
+    refuse_idle_tiers([simulated.vllm], has_store=bool(transfer.kv_store))
+    worker, simulated, answers, transfer, lease, network = _resolve(
+        worker, simulated, answers, transfer, lease, runtime or RuntimeConfig()
     )
-    config = config_of(scheduler.engine_type, engine, sglang, trtllm)
     worker = replace_model(worker, model)
     if num_workers < 1:
         raise ValueError(f"num_workers must be at least 1, not {num_workers}")
 
     async def main(stopping: asyncio.Event) -> None:
         if num_workers > 1:
-            settings = [worker, scheduler, engine, sglang, trtllm, timing, answers, transfer, lease, network]
+            settings = [worker, simulated, answers, transfer, lease, network]
             await run_copies("serving.mocker", num_workers, settings, worker.drain_s, stopping)
             return
-        made = Mocker(worker, config, timing, answers=answers, transfer=transfer, lease=lease)
+        config, times = simulated.config, simulated.timing
+        made = Mocker(worker, config, times, answers=answers, transfer=transfer, lease=lease)
         await run_worker(network, worker, made, stopping, default_name="mock")
 
     run_process(main)
@@ -352,12 +352,12 @@ def _resolve(*given: Any) -> tuple[Any, ...]:
     return tuple(msgspec.convert(part, type(value), dec_hook=lambda kind, text: kind(text)) for part, value in parts)
 
 
-def engine_settings(path: Path, *given: Any) -> tuple[Any, ...]:
-    """Read settings of the simulated engine from a JSON file; settings that already differ from their defaults win.
+def engine_settings(path: Path, given: SimulatedConfig) -> SimulatedConfig:
+    """Read settings of a simulated engine from a JSON file; settings that already differ from their defaults win.
 
     Args:
         path: the file, with all settings on one level.
-        given: the dataclasses to which they belong.
+        given: the settings so far.
 
     Raises:
         ValueError: the file cannot be read, or its content is not valid.
@@ -370,12 +370,13 @@ def engine_settings(path: Path, *given: Any) -> tuple[Any, ...]:
             f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(known))}"
         )
     try:
-        return tuple(
+        parts = [
             msgspec.convert({name: values[name] for name in values.keys() & own} | changed(part), type(part))
             for own, part in zip(names, given, strict=True)
-        )
+        ]
     except msgspec.ValidationError as error:
         raise ValueError(f"--extra-engine-args {path}: {error}") from error
+    return SimulatedConfig._make(parts)
 
 
 async def run_copies(module: str, count: int, settings: list[Any], drain_s: float, stopping: asyncio.Event) -> None:

@@ -33,14 +33,10 @@ from serving.cli.ways import (
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import (
     AnswerConfig,
-    EngineConfig,
-    EngineTypeConfig,
     FamilyConfig,
     Mocker,
-    SglangConfig,
+    SimulatedConfig,
     TimingConfig,
-    TrtllmConfig,
-    config_of,
     with_block_size,
 )
 from serving.engines.openai.engine import OpenAiServer
@@ -169,14 +165,12 @@ def make_job(job: Job) -> Engine | None:
 
 
 def _simulated(model_run: ModelRunConfig) -> tuple[FamilyConfig, TimingConfig]:
-    scheduler, engine, sglang, trtllm = EngineTypeConfig(), EngineConfig(), SglangConfig(), TrtllmConfig()
-    timing = TimingConfig()
+    given = SimulatedConfig()
     if model_run.extra_engine_args is not None:
-        scheduler, engine, sglang, trtllm, timing = engine_settings(
-            model_run.extra_engine_args, scheduler, engine, sglang, trtllm, timing
-        )
-    config = config_of(scheduler.engine_type, engine, sglang, trtllm)
-    return config if (size := model_run.kv_cache_block_size) is None else with_block_size(config, size), timing
+        given = engine_settings(model_run.extra_engine_args, given)
+    given.refuse_idle()
+    size = model_run.kv_cache_block_size
+    return given.config if size is None else with_block_size(given.config, size), given.timing
 
 
 def job_identity(job: Job) -> Identity:

@@ -3,6 +3,7 @@
 tests/real_engines/test_vllm_commands.py gives the same command lines to vLLM's own parser.
 """
 
+import dataclasses
 import json
 import shlex
 
@@ -226,6 +227,10 @@ SGLANG_SERVER = {
     "--mem-fraction-static", "--context-length", "--max-total-tokens", "--quantization", "--kv-cache-dtype",
     "--disable-radix-cache", "--disable-overlap-schedule", "--enable-priority-scheduling",
     "--schedule-low-priority-values-first", "--disaggregation-mode", "--disaggregation-transfer-backend",
+    "--max-queued-requests", "--scheduler-recv-interval", "--decode-log-interval", "--max-prefill-tokens",
+    "--prefill-max-requests", "--enable-mixed-chunk", "--prefill-decode-interval", "--prefill-decode-interval-min-bs",
+    "--schedule-policy", "--schedule-conservativeness", "--disable-priority-preemption",
+    "--priority-scheduling-preemption-threshold", "--retraction-policy", "--radix-eviction-policy",
 }  # fmt: skip
 """Flags of `python -m sglang.launch_server` 0.5.23, from the fields of its ServerArgs."""
 TRTLLM_SERVER = {
@@ -297,6 +302,20 @@ def test_sglangs_scheduler_is_deployed_with_its_own_settings():
         "--mem-fraction-static 0.8 --enable-mixed-chunk --schedule-policy lpm"
     )
     assert note == "start 1, 1 h100 each"
+
+
+def test_every_setting_of_sglangs_scheduler_is_a_flag_of_its_server_or_a_variable():
+    blank = SglangConfig()
+    others = {int: 7, float: 0.5, bool: True, str: "lof", type(None): 7}
+    given = {field.name: others[type(getattr(blank, field.name))] for field in dataclasses.fields(blank)}
+    given |= {"mem_fraction_static": 0.5, "retraction_policy": "priority", "radix_eviction_policy": "lfu"}
+    words, note = engine_line(engine_type="sglang", sglang=SglangConfig(**given))
+    assert {word for word in words.split() if word.startswith("--")} <= SGLANG_SERVER
+    named = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}
+    assert set(given) - named == {"new_token_ratio_decay_steps", "clip_max_new_tokens_estimation"}
+    assert "NEW_TOKEN_RATIO_DECAY_STEPS=7" in words
+    assert "CLIP_MAX_NEW_TOKENS_ESTIMATION=7" in words
+    assert "no flag" not in note
 
 
 def test_tensorrt_llms_scheduler_is_deployed_with_its_own_settings():

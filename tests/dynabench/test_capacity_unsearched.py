@@ -11,7 +11,7 @@ TIMING = TimingConfig(model="Qwen/Qwen3-8B", gpu="h100")
 def test_what_was_not_searched_is_said_with_the_flag_that_makes_it():
     assert unsearched(PlanConfig(), ExperimentConfig(), TIMING) == (
         "Not searched: split prefill and decode (--vary prefill_workers=1..3); engines other than vllm "
-        "(--vary timed_as=vllm,sglang,trtllm); GPUs other than h100 (--price)."
+        "(--vary engine_type=vllm,sglang,trtllm); GPUs other than h100 (--price)."
     )
     fixed = PlanConfig(tensor_parallel_size=(4,), max_num_batched_tokens=(2048,))
     said = unsearched(fixed, ExperimentConfig(), TIMING)

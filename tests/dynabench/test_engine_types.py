@@ -1,5 +1,6 @@
 """Simulated engines with the schedulers of other engines than vLLM."""
 
+import asyncio
 import itertools
 import json
 import re
@@ -13,7 +14,7 @@ from dynabench.deployment.file import DeploymentError, as_changed, read_deployme
 from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.paths import change_pool
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig
+from mocker.config import EngineTypeConfig, SimulatedConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.engine import Mocker
@@ -59,19 +60,31 @@ SETTINGS = {
     "sglang": SglangConfig(page_size=16),
     "trtllm": TrtllmConfig(max_batch_size=8),
 }
-FLAGS = {"vllm": "--max-num-seqs", "sglang": "--page-size", "trtllm": "--max-batch-size"}
+NAMES = {"vllm": "max_num_seqs", "sglang": "page_size", "trtllm": "max_batch_size"}
 
 
 @pytest.mark.parametrize(("kind", "other"), list(itertools.permutations(SETTINGS, 2)))
 def test_settings_of_another_engine_are_refused(kind, other):
     given = {"vllm": EngineConfig(), "sglang": SglangConfig(), "trtllm": TrtllmConfig()} | {other: SETTINGS[other]}
     with pytest.raises(ValueError) as caught:
-        simulated_pool(EngineTypeConfig(engine_type=kind), *given.values(), TimingConfig())
-    assert str(caught.value) == f"{FLAGS[other]} is a setting of --engine-type {other}; --engine-type is {kind}"
+        simulated_pool(SimulatedConfig(EngineTypeConfig(engine_type=kind), *given.values()))
+    assert str(caught.value) == (
+        f"{NAMES[other]} has no effect: it is a setting of engine_type {other}, and engine_type is {kind}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("sglang", "mem_fraction_static"), ("trtllm", "kv_cache_free_gpu_memory_fraction")]
+)
+def test_vllms_share_of_memory_is_refused_with_the_engines_own(kind, name):
+    with pytest.raises(ValueError, match=f"gpu_memory_utilization has no effect: .* use {name}"):
+        simulated_pool(
+            SimulatedConfig(EngineTypeConfig(engine_type=kind), timing=replace(H100, gpu_memory_utilization=0.5))
+        )
 
 
 def test_an_experiment_may_vary_the_engine_type():
-    pool = simulated_pool(EngineTypeConfig(), *SETTINGS.values(), H100, {"engine_type"})
+    pool = simulated_pool(SimulatedConfig(EngineTypeConfig(), *SETTINGS.values(), H100), {"engine_type"})
     arms = [change_pool(pool, "engine_type", kind) for kind in SETTINGS]
     engines = [pools_of(Deployment(pools=(arm,)))[0].engine for arm in arms]
     assert [engine.config.block_size for engine in engines] == [64, 16, 32]
@@ -96,7 +109,14 @@ def test_tensorrt_llms_kv_cache_takes_its_share_of_what_is_free():
 
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_a_live_mocker_has_the_scheduler_and_the_context_of_the_model(kind):
-    mocker = Mocker(WorkerConfig(), SETTINGS[kind], H100)
+    async def made():
+        mocker = Mocker(WorkerConfig(), SETTINGS[kind], H100)
+        mocker.run()
+        await mocker.close()
+        return mocker
+
+    mocker = asyncio.run(made())
+    assert type(mocker.ranks[0].engine.config) is type(SETTINGS[kind])
     assert mocker.traits.block_size == SETTINGS[kind].block_size
     assert mocker.traits.context_length == 131072
 
@@ -146,9 +166,10 @@ def test_a_file_has_only_settings_of_the_scheduler_that_it_names(tmp_path):
     file = tmp_path / "d.yaml"
     file.write_text("pools: {a: {engine_type: sglang, max_num_seqs: 8}}")
     with pytest.raises(
-        DeploymentError, match=r"a\.max_num_seqs is a setting of engine_type vllm; engine_type is 'sglang'"
+        DeploymentError, match=r"a\.max_num_seqs has no effect: it is a setting of engine_type vllm, and"
     ):
         read_deployment(file)
+    assert read_deployment(file, varied=["pools.a.engine_type"]).pools[0].mocker.max_num_seqs == 8
 
 
 def test_what_is_written_of_a_deployment_can_be_read_again(tmp_path):

@@ -36,7 +36,7 @@ def test_requests_with_the_smallest_priority_go_first_if_the_engine_schedules_by
     ("clock", "priorities", "engines", "said"),
     [
         ("virtual", (1, 1), (FCFS, PRIORITY), "orders requests by arrival, as fcfs does, because all have the same"),
-        ("virtual", (0, 1), (FCFS, FCFS), "the requests' priorities, because the engines admit by arrival"),
+        ("virtual", (0, 1), (FCFS, FCFS), "the requests' priorities, because the engines' scheduling_policy is fcfs"),
         ("virtual", (0, 1), (FCFS, PRIORITY), None),
         ("virtual", (0, 0), (FCFS, FCFS), None),
         ("wall", (0, 1), (PRIORITY,), "priorities are not sent over HTTP"),

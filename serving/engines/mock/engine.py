@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig, FamilyConfig, config_of, timed_as, type_of, with_block_size
+from mocker.config import EngineTypeConfig, FamilyConfig, SimulatedConfig, timed_as, type_of, with_block_size
 from mocker.tiers.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -60,9 +60,9 @@ __all__ = [
     "MockEngine",
     "Mocker",
     "SglangConfig",
+    "SimulatedConfig",
     "TimingConfig",
     "TrtllmConfig",
-    "config_of",
     "refuse_idle_tiers",
     "with_block_size",
 ]
