@@ -202,8 +202,9 @@ def record(*, scenario: Path, out: Path, engine: Literal["vllm", "sglang"] = "vl
     """
     from dynabench.fidelity import families
 
-    steps = families.record(engine, scenario, out)
-    print(printable(f"{out}: {steps} steps"))
+    recorded = families.record(engine, scenario, out)
+    waiting = f"; {recorded.num_waiting} requests still wait, which never run" if recorded.num_waiting else ""
+    print(printable(f"{out}: {recorded.num_steps} steps{waiting}"))
 
 
 def verify(

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from dynabench.fidelity.recordings import Json, RecordingError, Verdict, head_of
+from dynabench.fidelity.recordings import Json, Recorded, RecordingError, Verdict, head_of
 from dynabench.fidelity.sglang import recordings as sglang_recordings
 from dynabench.fidelity.sglang import replay as sglang_replay
 from dynabench.fidelity.trtllm import recordings as trtllm_recordings
@@ -66,8 +66,8 @@ def verify(path: Path) -> Verdict:
     return _family_of(path).verify(path)
 
 
-def record(engine: Literal["vllm", "sglang"], scenario: Path, out: Path) -> int:
-    """Record how an installed engine schedules a scenario; return the number of steps.
+def record(engine: Literal["vllm", "sglang"], scenario: Path, out: Path) -> Recorded:
+    """Record how an installed engine schedules a scenario.
 
     Raises:
         RecordingError: it is not installed, refuses a setting, or the scenario cannot be read.

@@ -39,6 +39,15 @@ class Verdict:
     difference: Json | None
 
 
+@dataclass
+class Recorded:
+    """What is in a new recording."""
+
+    num_steps: int
+    num_waiting: int = 0
+    """Requests that still wait at its end, because the engine never runs them."""
+
+
 def is_recording(path: Path) -> bool:
     """Return whether a file is a recording, by its first line."""
     if not path.is_file():

@@ -7,22 +7,25 @@ Its loops (`event_loop_normal`, `event_loop_overlap`) are repeated here, because
 import contextlib
 import json
 import logging
+import os
 from array import array
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 from zlib import crc32
 
 from dynabench.fidelity.recordings import Json, RecordingError
+from dynabench.fidelity.sglang.recordings import ENVIRONMENT, OURS
 from foundation.text import one_line
 from serving.engines.package import require
 from serving.worker.engine import EngineError
 
 VERSION = "0.5.23"
 """The SGLang whose scheduler is known. Others have other loops, and other names in them."""
-ON_A_CPU = "see docs/engines.md#recording-sglangs-scheduler"
+FORMAT = "docs/engines.md#recording-sglangs-scheduler"
+"""Where scenarios are described, and how to install SGLang without a GPU."""
 ENQUEUE = "_add_request_to_queue"
 """SGLang's method that lets a request wait, new or come back."""
 EOS = 2
@@ -72,14 +75,12 @@ class InOrder(dict[Any, None]):
 
 @contextlib.contextmanager
 def environment(settings: Json) -> Iterator[None]:
-    """Let SGLang read what a scenario sets of its environment (`decay_steps`, `no_consecutive`, `clip`)."""
-    variables = {}
-    if "decay_steps" in settings:
-        variables["SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS"] = str(settings["decay_steps"])
-    if "clip" in settings:
-        variables["SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION"] = str(settings["clip"])
-    variables["SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP"] = str(int(settings.get("no_consecutive", False)))
-    with patch.dict("os.environ", variables):
+    """Let SGLang read of its environment what a scenario sets (`ENVIRONMENT`), and nothing else of that."""
+    with patch.dict("os.environ"):
+        for name, variable in ENVIRONMENT.items():
+            os.environ.pop(variable, None)
+            if name in settings:
+                os.environ[variable] = str(int(settings[name]))
         yield
 
 
@@ -94,7 +95,7 @@ def sglang() -> Any:
         if package.__version__ == VERSION:
             require("sglang", "srt.managers.scheduler.Scheduler")
     except EngineError as error:
-        raise RecordingError(f"{error}; without a GPU: {ON_A_CPU}") from error
+        raise RecordingError(f"{error}; without a GPU: see {FORMAT}") from error
     if package.__version__ != VERSION:
         raise RecordingError(
             f"SGLang {package.__version__} is installed; expected {VERSION}, whose loop is repeated here: "
@@ -104,30 +105,40 @@ def sglang() -> Any:
 
 
 class RealScheduler:
-    """SGLang's scheduler. It takes requests and aborts, and goes through its loop once with each `step`."""
+    """SGLang's scheduler. It takes requests and aborts, and goes through its loop once with `schedule` and `run`.
+
+    A process can have one in its life: SGLang's own modules are changed for it, and logging is turned off.
+    """
+
+    is_made: ClassVar[bool] = False
+    """Whether this process has had one."""
 
     def __init__(self, folder: Path, settings: Json) -> None:
-        """Make one, with the settings of a scenario (`ServerArgs`, and those of `environment`).
+        """Make one within `environment`.
 
         Args:
             folder: An empty folder for the description of its model.
-            settings: See above; `overlap` is False without the overlap schedule.
+            settings: Those of a scenario: `ServerArgs` and `OURS`; `overlap` is False without the overlap schedule.
 
         Raises:
-            RecordingError: SGLang refuses the settings.
+            RecordingError: SGLang refuses the settings, or this process has had a scheduler.
         """
+        if RealScheduler.is_made:
+            raise RecordingError(
+                "this process has had a scheduler of SGLang; record each scenario in a process of its own"
+            )
         package = sglang()
+        RealScheduler.is_made = True
         from sglang.srt.managers import schedule_policy, scheduler
         from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
         logging.disable(logging.ERROR)  # it warns of each retraction, and prompts that are too long are errors to it
-        schedule_policy.set = InOrder  # see there
-        if "clip" in settings:
+        schedule_policy.set = InOrder
+        if "clip" in settings:  # SGLang may be imported already, which is when it reads the variable
             schedule_policy.CLIP_MAX_NEW_TOKENS = settings["clip"]
         (folder / "config.json").write_text(json.dumps(MODEL))
-        given = {key: value for key, value in settings.items() if key not in ("overlap", "clip", "decay_steps")}
-        given.pop("no_consecutive", None)
+        given = {key: value for key, value in settings.items() if key not in OURS}
         try:
             arguments = ServerArgs(
                 model_path=str(folder),

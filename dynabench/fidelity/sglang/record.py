@@ -1,32 +1,70 @@
 """Record how an installed SGLang schedules a scenario, step by step, in the format of `recordings`.
 
-A scenario is `{"name", "config": {SGLang settings}, "actions": [...]}`, or a recording whose scenario is repeated. Settings
-that are not SGLang's: `overlap` (the overlap schedule), `clip`, `decay_steps` and `no_consecutive` (what SGLang reads of its
-environment). Actions happen before a step:
-
-    {"op": "add", "before_step", "id", "prompt": [tokens], "max_new_tokens", "ignore_eos", "eos_at", "priority", ...}
-    {"op": "abort", "before_step", "id"}    all requests whose names begin so
-    {"op": "flush", "before_step"}
+A scenario is `{"name", "config": {...}, "actions": [...]}`, or a recording whose scenario is repeated. The configuration has
+settings of SGLang, and those of `recordings.OURS`. Actions happen before a step.
 """
 
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from dynabench.fidelity.recordings import Json, RecordingError, rows_of
-from dynabench.fidelity.sglang.real import EOS, VERSION, RealScheduler, environment
+import msgspec
+from msgspec import Meta
+
+from dynabench.fidelity.recordings import Json, Recorded, RecordingError, rows_of
+from dynabench.fidelity.sglang.real import EOS, FORMAT, VERSION, RealScheduler, environment
 from dynabench.fidelity.sglang.recordings import SENT
 from foundation.files import new_file
+from foundation.text import one_line
 
 MAX_IDLE_STEPS = 64
 """So many idle steps in a row end a recording: what waits then waits forever."""
 MAX_STEPS = 100_000
-ADDED = ("id", "prompt", "max_new_tokens", "ignore_eos", "eos_at", "priority", "cache_salt", "extra_key")
 
 
-def record(scenario_path: Path, out: Path) -> int:
-    """Record a scenario; return the number of steps.
+class Action(msgspec.Struct, tag_field="op"):
+    """Something that is done before a step."""
+
+    before_step: Annotated[int, Meta(ge=0)]
+
+
+class Add(Action, tag="add"):
+    """A request."""
+
+    id: str
+    prompt: list[int]
+    max_new_tokens: int
+    ignore_eos: bool = False
+    eos_at: int | None = None
+    """The place from 1 of the model's end token in its output."""
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+
+
+class Abort(Action, tag="abort"):
+    """The end of all requests whose names begin so."""
+
+    id: str
+
+
+class Flush(Action, tag="flush"):
+    """A wish that SGLang forget its cache."""
+
+
+class Scenario(msgspec.Struct):
+    """What is recorded. It is checked before SGLang is loaded, and then used as it was written."""
+
+    config: dict[str, Any]
+    actions: list[Add | Abort | Flush]
+
+
+ADDED = tuple(name for name in Add.__struct_fields__ if name != "before_step")
+
+
+def record(scenario_path: Path, out: Path) -> Recorded:
+    """Record a scenario.
 
     Raises:
         RecordingError: SGLang is not installed or of another version, refuses a setting, or the scenario cannot be read.
@@ -37,7 +75,7 @@ def record(scenario_path: Path, out: Path) -> int:
     lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))
     with new_file(out) as file:
         file.writelines(lines)
-    return len(rows)
+    return Recorded(len(rows), len(rows[-1]["waiting"]))
 
 
 def read_scenario(path: Path) -> Json:
@@ -50,9 +88,18 @@ def read_scenario(path: Path) -> Json:
         scenario = next(rows_of(path)) if path.name.endswith((".jsonl", ".jsonl.gz")) else json.loads(path.read_text())
     except (OSError, ValueError, StopIteration) as error:
         raise RecordingError(f"{path}: cannot be read as a scenario ({error})") from error
-    scenario = scenario.get("scenario", scenario) if isinstance(scenario, dict) else None
-    if not isinstance(scenario, dict) or not {"config", "actions"} <= scenario.keys():
-        raise RecordingError(f"{path}: expected an object with `config` and `actions`")
+    if isinstance(scenario, dict):
+        scenario = scenario.get("scenario", scenario)
+    try:
+        checked = msgspec.convert(scenario, Scenario)
+    except msgspec.ValidationError as error:
+        raise RecordingError(f"{path}: not a scenario, {one_line(error)}; expected as in {FORMAT}") from error
+    interval = checked.config.get("scheduler_recv_interval", 1)
+    if interval != 1:
+        raise RecordingError(
+            f"{path}: scheduler_recv_interval is {interval!r}; expected 1, because requests are handed to the scheduler "
+            "past the place where SGLang waits for that interval"
+        )
     read: Json = scenario
     return read
 
@@ -110,8 +157,6 @@ class _Recorder:
             row |= {key: action[key] for key in ADDED if key in action}
             if (most := real.add(action)) != action["max_new_tokens"]:
                 row["resolved_max_new_tokens"] = most
-        else:
-            raise RecordingError(f"expected add, abort or flush, not op {kind!r}")
         self.actions.append(row)
 
     def _step(self, step: int) -> Json:

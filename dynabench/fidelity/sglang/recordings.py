@@ -18,8 +18,14 @@ NOT_MODELLED = (
     "enable_session_radix_cache",
 )
 """Settings that must be off."""
-OURS = ("overlap", "clip", "decay_steps", "no_consecutive", "max_total_tokens")
-"""Names in a scenario's configuration that are not SGLang's, or that `resolved` says better."""
+ENVIRONMENT = {
+    "decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
+    "no_consecutive": "SGLANG_DISABLE_CONSECUTIVE_PREFILL_OVERLAP",
+}
+"""Names in a scenario's configuration for what SGLang reads of its environment while it runs."""
+OURS = ("overlap", "clip", *ENVIRONMENT)
+"""Names in a scenario's configuration that are not SGLang's: also whether schedules overlap, and what SGLang reads once of
+SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."""
 STATE = (
     "kind",
     "reqs",
@@ -129,7 +135,7 @@ def _config(path: Path, scenario: Json) -> SglangConfig:
         raise RecordingError(
             f"{path}: recorded with {unknown[0]} {asked[unknown[0]]!r}, which the mocker does not know"
         )
-    known = {name: value for name, value in asked.items() if name not in OURS}
+    known = {name: value for name, value in asked.items() if name not in (*OURS, "max_total_tokens")}
     chunk = resolved["chunked_prefill_size"]
     known |= {
         "page_size": resolved["page_size"],

@@ -20,7 +20,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from dynabench.fidelity.recordings import Json, RecordingError
+from dynabench.fidelity.recordings import Json, Recorded, RecordingError
 from foundation.extras import install
 from foundation.files import new_file
 from foundation.text import one_line
@@ -56,13 +56,11 @@ RESOLVED = (
 )
 
 
-def record(scenario_path: Path, out: Path) -> int:
+def record(scenario_path: Path, out: Path) -> Recorded:
     """Record a scenario `{"name", "engine": {vLLM settings}, "requests": [{id, prompt, max_tokens, arrival_step}]}`.
 
     A request may also have `priority`, `stop_token_ids`, and `ignore_eos: false`, which lets the model's end token end
     it. Without `async_scheduling` in the settings, vLLM's default applies: on, but off on CPUs.
-
-    Returns the number of steps.
 
     Raises:
         RecordingError: vLLM is not installed, does not support a setting, or the scenario cannot be read.
@@ -98,7 +96,7 @@ def record(scenario_path: Path, out: Path) -> int:
     lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))
     with new_file(out) as file:
         file.writelines(lines)
-    return len(rows)
+    return Recorded(len(rows))
 
 
 def _read(path: Path) -> Json:
