@@ -1,7 +1,7 @@
 """Whose scheduler a simulated engine has, and the settings of each family."""
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from foundation.settings import changed
 from mocker.contract import EngineSettings
@@ -52,14 +52,15 @@ class EngineTypeConfig:
     """Whose scheduler simulated engines have. Each has settings of its own, by its own names."""
 
 
-class SimulatedConfig(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class SimulatedConfig:
     """Everything about one simulated engine."""
 
     type: EngineTypeConfig = EngineTypeConfig()
-    vllm: EngineConfig = EngineConfig()
-    sglang: SglangConfig = SglangConfig()
-    trtllm: TrtllmConfig = TrtllmConfig()
-    timing: TimingConfig = TimingConfig()
+    vllm: EngineConfig = EngineConfig()  # noqa: RUF009
+    sglang: SglangConfig = SglangConfig()  # noqa: RUF009
+    trtllm: TrtllmConfig = TrtllmConfig()  # noqa: RUF009
+    timing: TimingConfig = TimingConfig()  # noqa: RUF009
 
     @property
     def configs(self) -> dict[EngineType, FamilyConfig]:

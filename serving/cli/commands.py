@@ -363,20 +363,23 @@ def engine_settings(path: Path, given: SimulatedConfig) -> SimulatedConfig:
         ValueError: the file cannot be read, or its content is not valid.
     """
     values = read_arguments(path)
-    names = [{field.name for field in dataclasses.fields(part)} for part in given]
-    known = set().union(*names)
+    parts = {field.name: getattr(given, field.name) for field in dataclasses.fields(given)}
+    names = {section: {field.name for field in dataclasses.fields(part)} for section, part in parts.items()}
+    known = set().union(*names.values())
     if unknown := sorted(values.keys() - known):
         raise ValueError(
             f"--extra-engine-args {path}: unknown {', '.join(unknown)}; expected some of {', '.join(sorted(known))}"
         )
     try:
-        parts = [
-            msgspec.convert({name: values[name] for name in values.keys() & own} | changed(part), type(part))
-            for own, part in zip(names, given, strict=True)
-        ]
+        read = {
+            section: msgspec.convert(
+                {name: values[name] for name in values.keys() & names[section]} | changed(part), type(part)
+            )
+            for section, part in parts.items()
+        }
     except msgspec.ValidationError as error:
         raise ValueError(f"--extra-engine-args {path}: {error}") from error
-    return SimulatedConfig._make(parts)
+    return SimulatedConfig(**read)
 
 
 async def run_copies(module: str, count: int, settings: list[Any], drain_s: float, stopping: asyncio.Event) -> None:
