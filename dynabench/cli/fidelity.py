@@ -203,8 +203,18 @@ def record(*, scenario: Path, out: Path, engine: Literal["vllm", "sglang"] = "vl
     from dynabench.fidelity import families
 
     recorded = families.record(engine, scenario, out)
-    waiting = f"; {recorded.num_waiting} requests still wait, which never run" if recorded.num_waiting else ""
-    print(printable(f"{out}: {recorded.num_steps} steps{waiting}"))
+    print(printable(f"{out}: {recorded.num_steps} steps{_waiting(recorded.num_waiting)}"))
+
+
+def _waiting(num_requests: int) -> str:
+    """Say that requests wait forever, if some do."""
+    match num_requests:
+        case 0:
+            return ""
+        case 1:
+            return "; 1 request still waits, which never runs"
+        case _:
+            return f"; {num_requests} requests still wait, which never run"
 
 
 def verify(

@@ -31,6 +31,14 @@ def test_a_recording_is_made_again(tmp_path, name):
     assert "matches SGLang 0.5.23" in dynabench(tmp_path, "verify", "again.jsonl").stdout
 
 
+def test_a_request_that_never_runs_is_reported(tmp_path):
+    add = {"op": "add", "before_step": 0, "id": "a", "prompt": list(range(3, 137)), "max_new_tokens": 7}
+    scenario = {"config": {"page_size": 16, "max_total_tokens": 150}, "actions": [add]}
+    (tmp_path / "scenario.json").write_text(json.dumps(scenario))
+    done = dynabench(tmp_path, "record", "--engine", "sglang", "--scenario", "scenario.json", "--out", "steps.jsonl")
+    assert done.stdout == "steps.jsonl: 64 steps; 1 request still waits, which never runs\n", done.stderr[-3000:]
+
+
 def test_settings_that_sglang_refuses_are_one_line(tmp_path):
     scenario = {"config": {"schedule_policy": "no such policy"}, "actions": []}
     (tmp_path / "scenario.json").write_text(json.dumps(scenario))
