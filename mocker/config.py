@@ -21,14 +21,30 @@ SCHEDULERS: dict[EngineType, str] = {
 """What each schedules as, for reports."""
 
 OWN_NAMES: dict[EngineType, dict[str, str]] = {
-    "sglang": {"num_gpu_blocks": "max_total_tokens"},
+    "sglang": {
+        "num_gpu_blocks": "max_total_tokens",
+        "block_size": "page_size",
+        "max_num_seqs": "max_running_requests",
+        "max_num_batched_tokens": "chunked_prefill_size",
+        "max_model_len": "context_length",
+        "gpu_memory_utilization": "mem_fraction_static",
+        "enable_prefix_caching": "disable_radix_cache",
+        "async_scheduling": "disable_overlap_schedule",
+        "scheduling_policy": "enable_priority_scheduling",
+    },
     "trtllm": {
         "num_gpu_blocks": "kv_cache_max_tokens",
+        "block_size": "tokens_per_block",
+        "max_num_seqs": "max_batch_size",
         "max_num_batched_tokens": "max_num_tokens",
+        "max_model_len": "max_seq_len",
+        "gpu_memory_utilization": "kv_cache_free_gpu_memory_fraction",
+        "enable_prefix_caching": "enable_block_reuse",
         "enable_chunked_prefill": "enable_chunked_context",
+        "async_scheduling": "disable_overlap_scheduler",
     },
 }
-"""What settings of vLLM are called elsewhere, for messages."""
+"""What settings of vLLM, or those in their place, are called elsewhere, for messages."""
 
 UNCACHED: dict[EngineType, dict[str, bool]] = {
     "vllm": {"enable_prefix_caching": False},
@@ -36,9 +52,6 @@ UNCACHED: dict[EngineType, dict[str, bool]] = {
     "trtllm": {"enable_block_reuse": False},
 }
 """What turns prefix caching off."""
-
-SHARES: dict[EngineType, str] = {"sglang": "mem_fraction_static", "trtllm": "kv_cache_free_gpu_memory_fraction"}
-"""What stands for vLLM's gpu_memory_utilization."""
 
 FamilyConfig = EngineConfig | SglangConfig | TrtllmConfig
 """The settings of one engine, of whichever family."""
@@ -77,15 +90,14 @@ class SimulatedConfig:
         """The settings that are given and belong to another family, and why they would be ignored."""
         own = self.type.engine_type
         found = {name: kind for kind, config in self.configs.items() if kind != own for name in changed(config)}
-        said = {
-            name: f"it is a setting of engine_type {kind}, and engine_type is {own}" for name, kind in found.items()
+        if own != "vllm" and "gpu_memory_utilization" in changed(self.timing):
+            found["gpu_memory_utilization"] = "vllm"
+        names = OWN_NAMES.get(own, {})
+        return {
+            name: f"it is a setting of engine_type {kind}, and engine_type is {own}"
+            + (f"; use {names[name]}" if name in names else "")
+            for name, kind in found.items()
         }
-        if own in SHARES and "gpu_memory_utilization" in changed(self.timing):
-            name = SHARES[own]
-            said["gpu_memory_utilization"] = (
-                f"it is a setting of engine_type vllm, and engine_type is {own}; use {name}"
-            )
-        return said
 
     def refuse_idle(self) -> None:
         """Refuse a setting of another family, which would be ignored.
@@ -110,11 +122,15 @@ def type_of(config: EngineSettings) -> EngineType:
             raise TypeError(f"{type(config).__name__} is the settings of no engine that is simulated")
 
 
+def own_name(config: EngineSettings, name: str) -> str:
+    """Return what the engine calls a setting of vLLM."""
+    kind = type_of(config)
+    return name if kind == "vllm" else OWN_NAMES[kind][name]
+
+
 def flag_of(config: EngineSettings, name: str) -> str:
     """Return the flag of a setting of vLLM as the engine calls it."""
-    kind = type_of(config)
-    own = name if kind == "vllm" else OWN_NAMES[kind][name]
-    return f"--{own.replace('_', '-')}"
+    return f"--{own_name(config, name).replace('_', '-')}"
 
 
 def with_block_size(config: FamilyConfig, size: int) -> FamilyConfig:

@@ -69,7 +69,7 @@ class Reuse:
             capacity: blocks in the cache.
             counted: the requests whose hits count and are maximised (default: all).
         """
-        links = self.links
+        links, capacity = self.links, min(capacity, np.iinfo(np.int32).max)
         held = links.num_blocks if counted is None else np.where(counted[links.end], links.num_blocks, 0)
         return self._hits(held if self._fit(held, capacity) else self._kept(held.tolist(), capacity))
 

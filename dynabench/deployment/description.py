@@ -128,8 +128,8 @@ class Pool:
             )
         if self.engine_type != "vllm" and (self.role != "aggregated" or self.engine != "mocker"):
             raise ValueError(
-                f"engine_type is {self.engine_type!r}; expected 'vllm' with role {self.role} and engine {self.engine}: only "
-                "vLLM's scheduler is simulated in that part yet"
+                f"engine_type is {self.engine_type!r}; expected 'vllm' with role {self.role} and engine {self.engine}: "
+                "disaggregation is simulated only with vLLM's scheduler, and other engines have their own"
             )
         if self.mocker.kv_role is not None:
             raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected no kv_role: the pool's role determines it")

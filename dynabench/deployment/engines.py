@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
-from mocker.config import flag_of
+from mocker.config import flag_of, own_name
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
@@ -182,19 +182,21 @@ def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long:
     """
     context = engine.config.max_model_len
     if fail_on_too_long and context is not None:
-        _check_context(workload, context, PARTS[engine.config.kv_role])
+        _check_context(workload, context, engine)
     _check_room(workload, engine)
 
 
-def _check_context(workload: Workload, context: int, part: str) -> None:
+def _check_context(workload: Workload, context: int, engine: SimulatedEngine) -> None:
     columns = workload.columns
     number = _first(columns.input_length + columns.output_length > context)
     if number is not None:
         input_length, output_length = columns.lengths(number)
+        name = own_name(engine.settings, "max_model_len")
         raise WorkloadError(
             f"{workload.name}: request {number} has {input_length} prompt and {output_length} output "
-            f"tokens, more than max_model_len ({context}) of {part} engine: use a model with a longer context (or a larger "
-            "--max-model-len, if you set it), cut prompts with --cap-isl, or leave out --fail-on-too-long"
+            f"tokens, more than {name} ({context}) of {PARTS[engine.config.kv_role]} engine: use a model with a longer "
+            f"context (or a larger --{name.replace('_', '-')}, if you set it), cut prompts with --cap-isl, or leave out "
+            "--fail-on-too-long"
         )
 
 

@@ -64,6 +64,9 @@ UNCHECKED = (
 """Note about deployments with KV tiers, whose times have not been compared with real ones."""
 
 
+BETWEEN_ENGINES = "; a difference between engines that is smaller than these errors does not decide between them"
+
+
 def _decoder(deployment: Deployment) -> Pool:
     """Return the pool that answers requests; it decides the time between tokens."""
     return next(pool for pool in deployment.pools if pool.role != "prefill")
@@ -195,7 +198,8 @@ def _errors(pools: Sequence[Pool]) -> str:
     """Describe the error of each pool's times, with the name of the engine if there are several."""
     simulated = [pool for pool in pools if pool.engine == "mocker"]
     are_several = len({pool.engine_type for pool in simulated}) > 1
-    return _each(f"{pool.engine_type}: " * are_several + _error(pool.timing) for pool in simulated)
+    said = _each(f"{pool.engine_type}: " * are_several + _error(pool.timing) for pool in simulated)
+    return f"{said}{BETWEEN_ENGINES}" if are_several else said
 
 
 def _error(timing: TimingConfig) -> str:

@@ -37,6 +37,9 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
             f"{BY_PRIORITY[by_priority[0]]} orders requests by arrival, as fcfs does, because all have the same priority "
             "(`dynabench workload synth --priority-levels 2` makes some with two)"
         )
+    idle = {name: pool.engine_type for pool in simulated for name in pool.simulated.idle}
+    for name, kind in idle.items():
+        yield f"{name}, where engine_type is {kind}"
     if len({deployment.router_mode for deployment in deployments}) > 1 and all(map(_is_one_rank, deployments)):
         yield "with one worker, router modes differ at most in how long requests wait at the router"
 

@@ -29,6 +29,8 @@ from mocker.vllm.config import EngineConfig
 
 DEFAULT_NUM_BLOCKS = 16384
 DEFAULT_NUM_TOKENS = 1 << 20
+MOST_BLOCKS = 1 << 22
+"""Most blocks of TensorRT-LLM's pool, which has an object for each."""
 SGLANG_OUTSIDE = 0.7 * GIB
 """Bytes that are not free on each GPU when SGLang begins to load weights: CUDA's own. An H100 had 78.48 of 79.18 GiB in a
 public log (Qwen3-30B-A3B-FP8, 2026-08-27)."""
@@ -151,9 +153,8 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     _check_layers("SGLang", engine, timing)
     engine = with_sglang_defaults(engine, timing)
     budget = engine.chunk_size or engine.max_prefill_tokens
-    num_pages = _blocks_for("max_total_tokens", engine.max_total_tokens, engine, timing) or _pages_that_fit(
-        engine, timing
-    )
+    given = _blocks_for("max_total_tokens", engine.max_total_tokens, engine, timing)
+    num_pages = _pages_that_fit(engine, timing) if given is None else given
     described = EngineConfig(
         block_size=engine.page_size,
         num_gpu_blocks=num_pages + 1,  # with a null block
@@ -179,8 +180,9 @@ def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> No
 def _blocks_for(name: str, num_tokens: int | None, engine: EngineSettings, timing: TimingConfig) -> int | None:
     """Return the blocks for so many tokens, or the default if neither they nor a GPU and a model are given."""
     if num_tokens is None:
-        has_memory = timing.gpu is not None and timing.model is not None
-        return None if has_memory else DEFAULT_NUM_TOKENS // engine.block_size
+        if timing.gpu is not None and timing.model is not None:
+            return None
+        num_tokens = DEFAULT_NUM_TOKENS
     if num_tokens < engine.block_size:
         raise ValueError(f"{name} is {num_tokens}; expected at least the {engine.block_size} tokens of a block")
     return num_tokens // engine.block_size
@@ -213,7 +215,11 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     """Find the same for TensorRT-LLM, whose memory is divided otherwise."""
     _check_layers("TensorRT-LLM", engine, timing)
     given = _blocks_for("kv_cache_max_tokens", engine.kv_cache_max_tokens, engine, timing)
-    num_blocks = given or _blocks_of_free_memory(engine, timing)
+    num_blocks = _blocks_of_free_memory(engine, timing) if given is None else given
+    if num_blocks > MOST_BLOCKS:
+        raise ValueError(
+            f"the KV cache has {num_blocks:,} blocks; expected at most {MOST_BLOCKS:,}: raise tokens_per_block"
+        )
     described = EngineConfig(
         block_size=engine.tokens_per_block,
         num_gpu_blocks=num_blocks + 1,  # with a null block

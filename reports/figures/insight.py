@@ -207,7 +207,7 @@ def _by_priority(repeats: list[Record]) -> list[str]:
     shown = [f"{mean:,.4g} ms ({level})" for level, mean in means.items()]
     if len(shown) > MOST_LEVELS:
         shown = [*shown[: MOST_LEVELS - 1], "...", shown[-1]]
-    return [f"mean TTFT by priority, the first to go first: {', '.join(shown)}"]
+    return [f"mean TTFT by priority, the lowest value first: {', '.join(shown)}"]
 
 
 def _is_equal(one: Requests, other: Requests) -> bool:

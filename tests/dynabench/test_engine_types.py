@@ -13,6 +13,7 @@ from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import DeploymentError, as_changed, read_deployment
 from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.paths import change_pool
+from dynabench.experiment.no_effect import no_effect
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import EngineTypeConfig, SimulatedConfig
 from mocker.timing.choose import resolve
@@ -20,6 +21,7 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.engine import Mocker
 from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench
+from workloads import Request, Workload
 
 H100 = TimingConfig(gpu="h100", model="meta-llama/Llama-3.1-8B-Instruct")
 
@@ -60,6 +62,7 @@ SETTINGS = {
     "sglang": SglangConfig(page_size=16),
     "trtllm": TrtllmConfig(max_batch_size=8),
 }
+INSTEAD = {"sglang": "max_running_requests", "trtllm": "max_batch_size"}
 NAMES = {"vllm": "max_num_seqs", "sglang": "page_size", "trtllm": "max_batch_size"}
 
 
@@ -68,9 +71,8 @@ def test_settings_of_another_engine_are_refused(kind, other):
     given = {"vllm": EngineConfig(), "sglang": SglangConfig(), "trtllm": TrtllmConfig()} | {other: SETTINGS[other]}
     with pytest.raises(ValueError) as caught:
         simulated_pool(SimulatedConfig(EngineTypeConfig(engine_type=kind), *given.values()))
-    assert str(caught.value) == (
-        f"{NAMES[other]} has no effect: it is a setting of engine_type {other}, and engine_type is {kind}"
-    )
+    said = f"{NAMES[other]} has no effect: it is a setting of engine_type {other}, and engine_type is {kind}"
+    assert str(caught.value) == f"{said}; use {INSTEAD[kind]}" if other == "vllm" else said
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,14 @@ def test_vllms_share_of_memory_is_refused_with_the_engines_own(kind, name):
         simulated_pool(
             SimulatedConfig(EngineTypeConfig(engine_type=kind), timing=replace(H100, gpu_memory_utilization=0.5))
         )
+
+
+def test_settings_without_effect_in_an_arm_are_named():
+    pool = simulated_pool(SimulatedConfig(EngineTypeConfig(), *SETTINGS.values(), H100), {"engine_type"})
+    arms = [Deployment(pools=(change_pool(pool, "engine_type", kind),)) for kind in ("vllm", "sglang")]
+    said = no_effect("virtual", Workload("w", 64, [Request(0.0, 64, 1, (1,))]), arms)["No effect"]
+    assert "max_num_seqs, where engine_type is sglang" in said
+    assert "page_size, where engine_type is vllm" in said
 
 
 def test_an_experiment_may_vary_the_engine_type():
@@ -152,6 +162,12 @@ def test_roles_and_other_engines_are_refused(settings):
             {"model": "meta-llama/Llama-3.1-70B"},
             "leave 0.0 of h100's 79.2 GiB free; kv_cache_free_gpu_memory_fraction (0.9) of that has no room for KV",
         ),
+        (
+            SglangConfig(page_size=1 << 21),
+            {"gpu": None, "model": None},
+            "max_total_tokens is 1048576; expected at least",
+        ),
+        (TrtllmConfig(kv_cache_max_tokens=1 << 40), {}, "has 34,359,738,368 blocks; expected at most 4,194,304"),
         (SglangConfig(), {"model": "openai/gpt-oss-20b"}, "do not keep all tokens, which SGLang's scheduler"),
         (TrtllmConfig(), {"tensor_parallel_size": 3}, "cannot be divided over tensor_parallel_size 3"),
     ],

@@ -74,7 +74,7 @@ def test_an_arm_says_how_long_requests_of_each_priority_waited():
     (said,) = [remark for remark in remarks([run]) if "priority" in remark]
     ttft_ms = (run.requests.first_token_s - run.requests.intended_s) * 1e3
     shown = [f"{np.mean(ttft_ms[list(rows)]):,.4g} ms ({level})" for level, rows in enumerate([(0,), (2,), (1, 3)])]
-    assert said == f"mean TTFT by priority, the first to go first: {', '.join(shown)}"
+    assert said == f"mean TTFT by priority, the lowest value first: {', '.join(shown)}"
     assert not any("priority" in remark for remark in remarks([simulate_pool(workload(1, 1), engine=PRIORITY)]))
 
 

@@ -105,7 +105,7 @@ class Mocker:
             config = replace(config, kv_role=kv_role)
         elif kv_role is not None:
             raise ValueError(
-                f"role is {worker.role!r}; expected 'aggregated': only vLLM's scheduler is simulated in that part yet"
+                f"role is {worker.role!r}; expected 'aggregated': disaggregation is simulated only with vLLM's scheduler"
             )
         timing = timed_as(type_of(config), timing)
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
