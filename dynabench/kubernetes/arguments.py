@@ -34,6 +34,9 @@ def _flags(settings: Any, files: Mapping[str, str]) -> Iterator[str]:
         value = getattr(settings, part.name)
         if value == getattr(default, part.name) or not part.repr:
             continue
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from _flags(value, files)
+            continue
         flag = part.name.replace("_", "-")
         if isinstance(value, bool):
             yield f"--{flag}" if value else f"--no-{flag}"

@@ -16,7 +16,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import from_plain
 from dynabench.kubernetes.manifests import manifests
 from dynabench.kubernetes.settings import ClusterConfig
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 from serving.frontend.config import FrontendConfig
 from serving.router import RouterConfig
@@ -662,6 +662,22 @@ DEPLOYMENTS = st.builds(
     ),
 )
 FORMS = st.sampled_from(["manifests", "dynamo-v1alpha1", "dynamo-v1beta1"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine"),
+    [
+        ("sglang", SglangConfig(page_size=16, schedule_policy="lpm", enable_mixed_chunk=True)),
+        ("trtllm", TrtllmConfig(capacity_scheduler_policy="MAX_UTILIZATION", enable_block_reuse=False)),
+    ],
+)
+def test_mockers_with_another_scheduler_get_its_settings(kind, engine):
+    deployment = Deployment(pools=(Pool(engine_type=kind, **{kind: engine}),))
+    held = [each for file in manifests(deployment, ClusterConfig(), {}).values() for each in file]
+    given = parsed(container(held, f"{deployment.name}-worker"))
+    assert given["scheduler"].engine_type == kind
+    assert given[kind] == engine
+    assert given["timing"].timed_as == kind
 
 
 @settings(max_examples=worth(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
