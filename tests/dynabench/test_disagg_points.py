@@ -1,10 +1,11 @@
 """Disaggregated prefill and decode, held against published points: one configuration is here, all where `../shared/perfdata` lies."""
 
 import csv
-import importlib
 from pathlib import Path
 
 import pytest
+
+from tests.support import benchmarks
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT.parent / "shared" / "perfdata" / "e2e_points.csv"
@@ -34,9 +35,8 @@ def row(concurrency, ttft=500.0, tpot=10.0, **others):
 
 
 @pytest.fixture
-def points(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("disagg_points")
+def points():
+    return benchmarks.program("disagg_points")
 
 
 @pytest.fixture

@@ -1,8 +1,6 @@
 """Predictions held against published measurements: a few are here, all of them where `../shared/perfdata` lies beside a checkout."""
 
-import importlib.util
 import random
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig, divide
 from reports import fidelity
 from serving.router import RouterConfig
+from tests.support import benchmarks
 from tests.support.simulated import simulate_pool
 from workloads import Request, Workload
 from workloads.pacing import LoadConfig
@@ -70,11 +69,8 @@ def test_a_few_published_points_are_met():
 
 
 @needs_data
-def test_all_dense_points_of_vllm_are_met(monkeypatch):
-    specification = importlib.util.spec_from_file_location("points", ROOT / "benchmarks" / "fidelity_points.py")
-    points = importlib.util.module_from_spec(specification)
-    monkeypatch.setitem(sys.modules, "points", points)
-    specification.loader.exec_module(points)
+def test_all_dense_points_of_vllm_are_met():
+    points = benchmarks.program("fidelity_points")
     table = points.read(DATA / "e2e_points.csv")
     table = table[(table.backend == "vllm") & table.model_path.str.contains("Llama")]
     found = np.array([points.predict(point, point.gpu)[:2] for point in table.itertuples()])

@@ -1,11 +1,11 @@
 """KV tiers, held against published figures: the quick situations; and the example that has every tier."""
 
-import importlib
 import json
 from pathlib import Path
 
 import pytest
 
+from tests.support import benchmarks
 from tests.support.commands import dynabench
 
 ROOT = Path(__file__).parents[2]
@@ -13,9 +13,8 @@ PAGE = (ROOT / "docs" / "kv-tiers.md").read_text()
 
 
 @pytest.fixture
-def published(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    return importlib.import_module("kv_tiers_published")
+def published():
+    return benchmarks.program("kv_tiers_published")
 
 
 def test_a_pool_that_is_full_loses_its_hits_and_drives_keep_them(published):

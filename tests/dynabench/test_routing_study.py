@@ -1,31 +1,24 @@
 """The page of the routing study is made by a program, and recommends only what holds on cells not used for picking."""
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import benchmarks
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "routing-study.md"
 
 
 @pytest.fixture
-def page(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import routing_page
-
-    yield routing_page
-    del sys.modules["routing_page"]
+def page():
+    return benchmarks.program("routing_page")
 
 
 @pytest.fixture
-def program(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import routing_study
-
-    yield routing_study
-    del sys.modules["routing_study"]
+def program():
+    return benchmarks.program("routing_study")
 
 
 def cell(mode, part, ttft, e2e, **more):
