@@ -280,6 +280,8 @@ class Engine:
             self.log.end_pause(batch, self._times.last_end_s)
         # Before the next batch is closed: that advances `num_computed`.
         duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
+        if self._link.awaited_s:
+            duration = self._link.overlapped(now, duration)
         if self._is_async:
             self._ahead, self._ahead_s = self._core.schedule(), now
             if self._has_host:

@@ -11,6 +11,27 @@ def scenario_of(rng, seed):
     return {"name": f"random {seed}", "seed": seed, "config": config, "actions": actions_of(rng, config)}
 
 
+def hicache_scenario_of(rng, seed):
+    """Return one with host memory, in which copies between it and the device end some steps after they began."""
+    config = config_of(rng) | {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": rng.choice([0.1, 0.5, 1.0, 2.0, 2.0, 5.0]),
+        "hicache_write_policy": rng.choice(["write_through", "write_through", "write_through_selective", "write_back"]),
+    }
+    config.pop("disable_radix_cache", None)
+    actions = actions_of(rng, config)
+    last = max(action["before_step"] for action in actions) + 200
+    chances = {"store": rng.choice([0.05, 0.3, 1.0, 1.0]), "load": rng.choice([0.2, 0.5, 1.0])}
+    ends = [
+        {"op": "end_copy", "before_step": step, "direction": direction}
+        for step in range(last)
+        for direction, chance in chances.items()
+        if rng.random() < chance
+    ]
+    actions = sorted([*ends, *actions], key=lambda action: action["before_step"])
+    return {"name": f"random {seed} with HiCache", "seed": seed, "config": config, "actions": actions}
+
+
 def config_of(rng):
     page = rng.choice([1, 1, 1, 2, 8, 16, 16, 64])
     chunk = rng.choice([page, 24, 33, 48, 64, 100, 128, 256, -1])

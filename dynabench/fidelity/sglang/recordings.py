@@ -10,7 +10,7 @@ from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_he
 from mocker.sglang.config import SglangConfig
 
 NOT_MODELLED = (
-    "enable_hierarchical_cache",
+    "hicache_storage_backend",
     "enable_lora",
     "speculative_algorithm",
     "disaggregation_mode",
@@ -26,6 +26,8 @@ ENVIRONMENT = {
 OURS = ("overlap", "clip", *ENVIRONMENT)
 """Names in a scenario's configuration that are not SGLang's: also whether schedules overlap, and what SGLang reads once of
 SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."""
+HOST_FREE = "host_free"
+"""Room in host memory; recordings without HiCache are without."""
 STATE = (
     "kind",
     "reqs",
@@ -38,8 +40,18 @@ STATE = (
     "free",
     "evictable",
     "ratio",
+    HOST_FREE,
 )
-RESULT = ("processed", "tokens", "finished", "aborted", "free_after", "evictable_after", "ratio_after")
+RESULT = (
+    "processed",
+    "tokens",
+    "finished",
+    "aborted",
+    "free_after",
+    "evictable_after",
+    "ratio_after",
+    f"{HOST_FREE}_after",
+)
 SENT = "published"
 """Whether SGLang sends the events of its cache in this step. Recordings may be without."""
 LISTS = ("reqs", "requeued", "tokens", "finished", "aborted")
@@ -48,7 +60,7 @@ LISTS = ("reqs", "requeued", "tokens", "finished", "aborted")
 
 @dataclass
 class Action:
-    """A call of the scheduler: `add`, `abort` or `flush`."""
+    """A call of the scheduler: `add`, `abort` or `flush`; or the end of a copy, `end_copy`."""
 
     kind: str
     before_step: int
@@ -63,6 +75,8 @@ class Action:
     extra_key: str | None = None
     is_done: bool = False
     """Whether SGLang flushed its cache."""
+    is_store: bool = False
+    """Whether the copy that ends goes to host memory."""
 
 
 @dataclass
@@ -84,6 +98,8 @@ class Recording:
     version: str
     num_tokens: int
     """Room in its KV cache."""
+    num_host_tokens: int
+    """Room in its host memory; 0: it has none."""
     hash_bits: int
     """How many bits of each page's hash are recorded."""
     actions: list[Action]
@@ -114,6 +130,7 @@ def read(path: Path) -> Recording:
             config,
             resolved["sglang"],
             resolved["max_total_num_tokens"],
+            resolved.get("host_num_tokens", 0),
             resolved.get("hash_bits", 64),
             actions,
             iterations,
@@ -157,10 +174,12 @@ def _action(action: Json, outputs: dict[str, list[int]], resolved: Json) -> Acti
     kind = action["op"]
     if kind == "flush":
         return Action(kind, action["before_step"], is_done=action["ok"])
+    if kind == "end_copy":
+        return Action(kind, action["before_step"], is_store=action["direction"] == "store")
     if kind == "abort":
         return Action(kind, action["before_step"], action["id"])
     if kind != "add":
-        raise ValueError(f"expected add, abort or flush, not op {kind!r}")
+        raise ValueError(f"expected add, abort, flush or end_copy, not op {kind!r}")
     output, ignores_eos = outputs.get(action["id"], []), action.get("ignore_eos", False)
     has_stop = not ignores_eos and resolved["eos"] in output
     return Action(
@@ -188,7 +207,8 @@ def _iteration(path: Path, number: int, row: Json) -> Iteration:
         raise RecordingError(f"{path}, line {number + 2}: has {unknown[0]!r}, which is not known")
     absent: Json = {name: [] for name in LISTS}
     row = absent | {"processed": None, "decode_rows": 0} | row
-    for name in ("free", "evictable", "ratio"):
+    row.setdefault(HOST_FREE, 0)
+    for name in ("free", "evictable", "ratio", HOST_FREE):
         row.setdefault(f"{name}_after", row[name])
     return Iteration(
         number,
