@@ -1,11 +1,13 @@
 """Whose scheduler a simulated engine has, and the settings of each family."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from foundation.settings import changed
 from mocker.contract import EngineSettings
-from mocker.sglang.config import SglangConfig
+from mocker.sglang.config import OF_HICACHE, SglangConfig
+from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
@@ -107,6 +109,16 @@ class SimulatedConfig:
         """
         for name, reason in self.idle.items():
             raise ValueError(f"{name} has no effect: {reason}")
+
+
+def refuse_idle_hicache(engines: Collection[SglangConfig]) -> None:
+    """Refuse a setting of HiCache that no engine of an experiment has.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if not any(engine.enable_hierarchical_cache for engine in engines):
+        refuse_idle(engines, OF_HICACHE, "there is no host memory for KV; expected enable_hierarchical_cache with it")
 
 
 def type_of(config: EngineSettings) -> EngineType:

@@ -288,6 +288,7 @@ class Engine:
                 self._work = self._core.take_copies()
         if batch.is_undisturbed:
             is_alone = self.log.is_first_after_pause or (self._is_async and self._ahead is not batch)
+            is_alone = is_alone or self._work is not NO_WORK  # copies start when it ends
             limit = 1 if is_alone else max_iterations
             self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:

@@ -41,6 +41,8 @@ SGLANG_VARIABLES = {
     "clip_max_new_tokens_estimation": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
 }
 """Settings that SGLang has as variables of the environment."""
+SGLANG_LACKS = ("hicache_bandwidth_gb_s", "hicache_latency_us")
+"""Settings of the host that it runs on."""
 SGLANG_HAS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "max_model_len", "num_gpu_blocks",
               "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "async_scheduling", "kv_role")  # fmt: skip
 TRTLLM_HAS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "max_model_len", "num_gpu_blocks",
@@ -155,6 +157,7 @@ def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     if pool.engine_type == "vllm":
         config, left_out = _as_sglang(pool)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
+    settings = {name: value for name, value in settings.items() if name not in SGLANG_LACKS}
     settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {
