@@ -79,13 +79,13 @@ class HostPool(Pool):
     def take_copies(self) -> Work:
         """Return the copies that began since the last call."""
         tree = self.hosted
-        if tree.flushed:
-            copy = self._copy(NodeCopy(self._num_copies, tree.flushed, []))
-            tree.flushed = []
+        for store in tree.flushed:  # SGLang waits for each before it begins the next
+            copy = self._copy(NodeCopy(self._num_copies, [store], []))
             self._work.stores.append(copy)
             self._work.flushed[copy] = None
         if not self._work:
             return NO_WORK
+        tree.flushed = []
         work, self._work = self._work, Work()
         return work
 
