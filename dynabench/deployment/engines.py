@@ -15,7 +15,15 @@ from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
 from workloads import Workload, WorkloadError
 
-SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
+SIZES = (
+    "kv_offloading_size",
+    "num_host_blocks",
+    "enable_hierarchical_cache",
+    "hicache_ratio",
+    "hicache_size",
+    "kv_disk_size",
+    "kv_store_size",
+)
 """Settings that create a KV tier."""
 
 PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}

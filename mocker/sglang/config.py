@@ -114,6 +114,9 @@ class SglangConfig:
     """When KV is copied to host memory: at its first use (write_through), at its second (write_through_selective), or when
     the GPU evicts it (write_back), which the scheduler waits for."""
 
+    hicache_storage_backend: str | None = None
+    """Storage behind host memory; it is not modelled yet, so only none is accepted."""
+
     hicache_bandwidth_gb_s: Positive = 32.0
     """Bandwidth between each GPU and host memory, in each direction (GB/s); not a setting of SGLang's."""
 
@@ -150,6 +153,11 @@ class SglangConfig:
             raise ValueError(
                 "enable_hierarchical_cache is true and disable_radix_cache is true; expected false: the radix cache is what "
                 "finds KV in host memory"
+            )
+        if self.hicache_storage_backend is not None:
+            raise ValueError(
+                f"hicache_storage_backend is {self.hicache_storage_backend}; expected none, because storage behind SGLang's "
+                "host memory is not modelled yet"
             )
         if self.hicache_size and self.hicache_ratio is not None:
             raise ValueError(

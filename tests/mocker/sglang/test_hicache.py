@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mocker import BlockChain, Sequence, new_engine
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.hicache.copies import Store
-from mocker.sglang.request import Request
 from mocker.sglang.scheduler import Scheduler
 from mocker.tiers.config import HostMemory
 from mocker.timing.choose import resolve

@@ -152,6 +152,10 @@ def test_a_retracted_request_queues_at_the_end_and_keeps_its_tokens():
             "finds KV in host memory",
         ),
         (
+            {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"},
+            "hicache_storage_backend is file; expected none, because storage behind SGLang's host memory is not modelled yet",
+        ),
+        (
             {"enable_hierarchical_cache": True, "hicache_size": 30, "hicache_ratio": 1.5},
             "hicache_size is 30, and hicache_ratio is 1.5; expected only one of them: both set the size of host memory",
         ),
