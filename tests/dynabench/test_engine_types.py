@@ -15,6 +15,7 @@ from dynabench.deployment.file import DeploymentError, as_changed, read_deployme
 from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.paths import change_pool
 from dynabench.experiment.no_effect import no_effect
+from dynabench.fidelity.settings import ValidatePoolConfig
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import EngineTypeConfig, SimulatedConfig
 from mocker.timing.choose import resolve
@@ -224,3 +225,39 @@ def test_what_is_written_of_a_deployment_can_be_read_again(tmp_path):
     file.write_text(json.dumps(as_changed(Deployment(pools=(pool,)))))
     (read,) = read_deployment(file).pools
     assert (read.engine_type, read.sglang.page_size, read.mocker) == ("sglang", 16, EngineConfig())
+
+
+def test_a_run_of_sglang_is_validated_with_sglangs_scheduler(tmp_path):
+    given = ("--engine-type", "sglang", "--max-requests", "30", "--router-mode", "round-robin")
+    done = dynabench("simulate", *given, "--workers", "1", "--out", tmp_path / "real")
+    assert done.returncode == 0, done.stderr
+    real = ("--real", tmp_path / "real")
+    done = dynabench("validate", *given, *real, "--fail-if", "ttft > 0.1%", "--out", tmp_path / "alike")
+    assert done.returncode == 0, done.stdout
+    done = dynabench("validate", *given[2:], *real, "--fail-if", "ttft > 0.1%", "--out", tmp_path / "other")
+    assert done.returncode == 1
+    assert "failed: " in done.stdout
+
+
+def test_a_real_engine_is_validated_with_its_own_scheduler():
+    assert ValidatePoolConfig(engine="sglang").simulated(None).engine_type == "sglang"
+    assert ValidatePoolConfig().simulated(EngineTypeConfig(engine_type="trtllm")).engine_type == "trtllm"
+    with pytest.raises(ValueError, match="engine_type is 'trtllm'; expected 'sglang', as engine"):
+        ValidatePoolConfig(engine="sglang").simulated(EngineTypeConfig(engine_type="trtllm"))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("sglang", "page_size"), ("trtllm", "tokens_per_block")])
+def test_a_block_size_that_does_not_fit_the_workload_is_named_as_its_engine_does(tmp_path, kind, name):
+    given = (
+        "--engine-type",
+        kind,
+        f"--{name.replace('_', '-')}",
+        "3",
+        "--max-requests",
+        "9",
+        "--out",
+        tmp_path / "run",
+    )
+    done = dynabench("simulate", *given)
+    assert done.returncode == 2
+    assert f"{name} 3 neither divides the workload's blocks of 512 tokens" in done.stderr
