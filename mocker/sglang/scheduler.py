@@ -254,7 +254,8 @@ class Scheduler:
         if chunked is not None:
             chunked.chunks_in_flight += 1
         work.prefills = [(request, request.prefix, request.end - request.prefix) for request in admitted]
-        self.pool.begin_loads()
+        if self.has_host:
+            self.pool.begin_loads()
         self.pool.extend(admitted)
         rows = Rows(admitted, chunked=chunked)
         rows.kind = "extend"
@@ -364,7 +365,8 @@ class Scheduler:
                 self._append(request, outcome, is_prefill=True)
         for request in work.decodes:
             self._append(request, outcome, is_prefill=False)
-        self.pool.begin_stores()
+        if self.has_host:
+            self.pool.begin_stores()
         if not work.prefills:
             self.num_decoded += 1
         self.sends_events = bool(work.prefills) or self.num_decoded % self.config.decode_log_interval == 0
