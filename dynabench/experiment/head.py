@@ -61,7 +61,7 @@ def head_of(
 
 
 UNCHECKED = (
-    "; KV tiers are not validated: their scheduling matches recordings of vLLM, but their sizes and bandwidths are "
+    "; KV tiers are not validated: their scheduling matches recordings of the engine, but their sizes and bandwidths are "
     "as configured"
 )
 """Note about deployments with KV tiers, whose times have not been compared with real ones."""
