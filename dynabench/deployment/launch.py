@@ -158,6 +158,8 @@ def sglang_command(pool: Pool, quantization: str | None) -> Launch:
         config, left_out = _as_sglang(pool)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
     settings = {name: value for name, value in settings.items() if name not in SGLANG_LACKS}
+    if config.enable_hierarchical_cache and not config.hicache_size:
+        settings["hicache_ratio"] = config.host_ratio  # given, or SGLang would fit it to the memory of the machine
     settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {
