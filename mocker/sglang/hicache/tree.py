@@ -322,7 +322,8 @@ class HostTree(RadixTree):
 
     def _free_doubles(self, num_pages: int) -> int:
         """Free the host's copies of nodes that are on the device, too; last those that are about to leave the device."""
-        num_freed, gone = 0, list[Node]()
+        num_freed = 0
+        gone: list[Node] = []
         for spares_leaves in (True, False):
             for node in self._doubles:
                 if num_freed >= num_pages:
