@@ -49,7 +49,7 @@ def what_happened(path):
         happened[row["kind"]] += 1
         happened += Counter({what: len(row.get(what, ())) for what in ("requeued", "aborted")})
         happened += Counter(end for _, end in row.get("finished", ()))
-        happened += Counter(event["t"] + f" {event['medium']}" * ("medium" in event) for event in row.get("events", ()))
+        happened += Counter(f"{event['t']} {event.get('medium', '')}".strip() for event in row.get("events", ()))
     return happened
 
 
