@@ -56,6 +56,8 @@ class StepTimes:
 
     def mixed_s(self, batch: Batch) -> float:
         """Return how long any batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
+        if batch.parts is not None:
+            return max([self.mixed_s(part) for part in batch.parts if not part.is_empty])
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
         if self._may_load:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]

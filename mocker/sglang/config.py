@@ -1,6 +1,6 @@
 """Every setting of one engine's scheduler and cache, named as in SGLang."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -9,11 +9,14 @@ from foundation.settings import Count, NotNegative, Whole, check_settings
 from mocker.contract import KvRole
 
 SchedulePolicy = Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
+LoadBalanceMethod = Literal["auto", "round_robin", "total_requests", "total_tokens"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
 INITIAL_RATIO = 0.7
 LEAST_SHARE = 0.14
 """The new token ratio begins at the first times `schedule_conservativeness`, and never falls below this share of that."""
 NUM_SPARE_INPUT_TOKENS = 5
+CONSERVATIVENESS_OF_RANKS = 0.3
+"""What `schedule_conservativeness` is multiplied by with attention DP."""
 USUAL_CHUNK = 8192
 """Most prompt tokens in one step where SGLang knows no GPU, and on one with 60 to 160 GiB of memory."""
 
@@ -21,6 +24,14 @@ USUAL_CHUNK = 8192
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangConfig:
     """Settings of one engine. The defaults are those of SGLang 0.5.23."""
+
+    attn_dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Ranks with attention and KV of their own, among which the GPUs are divided (--dp-size with --enable-dp-attention in
+    older versions). Their steps begin and end together. Each has its share of chunked_prefill_size and
+    max_running_requests, and 0.3 of schedule_conservativeness."""
+
+    load_balance_method: LoadBalanceMethod = "auto"
+    """Which of those ranks a request goes to (auto: round_robin)."""
 
     page_size: Count = 1
     """Tokens in a page of KV, the unit of allocation, caching and eviction."""
@@ -122,6 +133,12 @@ class SglangConfig:
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
             )
 
+        if (self.chunk_size or self.page_size * self.attn_dp_size) // self.attn_dp_size < self.page_size:
+            raise ValueError(
+                f"chunked_prefill_size ({self.chunk_size}) is divided among {self.attn_dp_size} ranks (attn_dp_size); "
+                f"expected at least page_size ({self.page_size}) for each"
+            )
+
     # What engines of every family have
 
     @property
@@ -150,6 +167,20 @@ class SglangConfig:
         return False
 
     # What follows from them
+
+    def of_rank(self, num_ranks: int) -> "SglangConfig":
+        """Return the settings of each rank of attention DP.
+
+        Source: SGLang 0.5.23, `srt/arg_groups/parallel_hook.py` (`handle_data_parallelism`) and `resolve_max_num_reqs`.
+        """
+        most = self.max_running_requests
+        return replace(
+            self,
+            attn_dp_size=1,
+            chunked_prefill_size=-1 if self.chunk_size is None else self.chunk_size // num_ranks,
+            max_running_requests=None if most is None else max(most // num_ranks, 1),
+            schedule_conservativeness=self.schedule_conservativeness * CONSERVATIVENESS_OF_RANKS,
+        )
 
     @property
     def chunk_size(self) -> int | None:

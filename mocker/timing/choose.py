@@ -57,6 +57,13 @@ class SimulatedEngine:
     """Whether a worker's ranks run their steps together, because each holds experts of all."""
     settings: EngineSettings
     """Its settings by the names of its own family."""
+    num_ranks: int = 1
+    """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of a worker, each of which requests are sent to: vLLM's ranks, or one that deals requests out to its ranks."""
+        return self.config.dp_size // self.num_ranks
 
     @property
     def num_usable_blocks(self) -> int:
@@ -101,11 +108,11 @@ def resolve(
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    _check_layout(timing)
     if isinstance(engine, SglangConfig):
         return _resolve_sglang(engine, timing)
     if isinstance(engine, TrtllmConfig):
         return _resolve_trtllm(engine, timing)
+    _check_layout(timing)
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
@@ -143,6 +150,7 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
             num_gpus=timing.tensor_parallel_size,
             num_tokens=engine.chunk_size or engine.max_prefill_tokens,
             max_running=engine.max_running_requests,
+            num_ranks=engine.attn_dp_size,
         )
         engine = replace(engine, mem_fraction_static=share)
     return engine
@@ -150,15 +158,19 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
 
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for SGLang, whose memory is divided otherwise."""
+    engine, num_ranks = with_sglang_defaults(engine, timing), engine.attn_dp_size
+    whole, timing = timing, _of_rank("attn_dp_size", num_ranks, timing)
+    _check_layout(timing)
     _check_layers("SGLang", engine, timing)
-    engine = with_sglang_defaults(engine, timing)
-    budget = engine.chunk_size or engine.max_prefill_tokens
+    own = engine.of_rank(num_ranks) if num_ranks > 1 else engine
+    budget = own.chunk_size or own.max_prefill_tokens
     given = _blocks_for("max_total_tokens", engine.max_total_tokens, engine, timing)
-    num_pages = _pages_that_fit(engine, timing) if given is None else given
+    num_pages = _pages_that_fit(engine, timing, whole.tensor_parallel_size) if given is None else given
     described = EngineConfig(
         block_size=engine.page_size,
         num_gpu_blocks=num_pages + 1,  # with a null block
-        max_num_seqs=min(engine.num_rows(DEFAULT_NUM_TOKENS), budget),
+        dp_size=num_ranks,
+        max_num_seqs=min(own.num_rows(DEFAULT_NUM_TOKENS), budget),
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
         enable_prefix_caching=not engine.disable_radix_cache,
@@ -166,7 +178,24 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_pages)
+    return replace(found, settings=settings, num_blocks=num_pages, num_ranks=num_ranks, is_lockstep=False)
+
+
+def _of_rank(name: str, num_ranks: int, timing: TimingConfig) -> TimingConfig:
+    """Return the layout of one rank of attention DP, whose GPUs share attention; all GPUs share the experts.
+
+    Without expert parallelism, each GPU has a slice of all experts and not some whole ones. That is as many bytes and
+    products, so it is counted as the same.
+
+    Raises:
+        ValueError: the GPUs cannot be divided among the ranks, or the model has no experts to share.
+    """
+    if num_ranks == 1:
+        return timing
+    num_gpus = timing.tensor_parallel_size
+    if num_gpus % num_ranks:
+        raise ValueError(f"{name} is {num_ranks}; expected a divisor of tensor_parallel_size ({num_gpus})")
+    return replace(timing, tensor_parallel_size=num_gpus // num_ranks, enable_expert_parallel=True)
 
 
 def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
@@ -188,8 +217,10 @@ def _blocks_for(name: str, num_tokens: int | None, engine: EngineSettings, timin
     return num_tokens // engine.block_size
 
 
-def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
+def _pages_that_fit(engine: SglangConfig, timing: TimingConfig, num_all_gpus: int) -> int:
     """Return the pages of KV in a share of the memory that is free before the weights are loaded, beside them.
+
+    All GPUs share the experts if any are shared, those of a rank the rest.
 
     Raises:
         ValueError: the weights leave no room.
@@ -197,8 +228,8 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
     assert timing.gpu is not None
     assert engine.mem_fraction_static is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
-    num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
-    free = gpu.memory - (SGLANG_OUTSIDE_TP if num_gpus > 1 else SGLANG_OUTSIDE)
+    num_expert_gpus = num_all_gpus if timing.enable_expert_parallel else 1
+    free = gpu.memory - (SGLANG_OUTSIDE_TP if num_all_gpus > 1 else SGLANG_OUTSIDE)
     weights = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     room = engine.mem_fraction_static * free - weights
     page = _kv_cache(engine, timing).block
@@ -213,9 +244,13 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
 
 def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for TensorRT-LLM, whose memory is divided otherwise."""
+    num_all_gpus = timing.tensor_parallel_size
+    num_ranks = num_all_gpus if engine.enable_attention_dp else 1
+    timing = _of_rank("enable_attention_dp", num_ranks, timing)
+    _check_layout(timing)
     _check_layers("TensorRT-LLM", engine, timing)
     given = _blocks_for("kv_cache_max_tokens", engine.kv_cache_max_tokens, engine, timing)
-    num_blocks = _blocks_of_free_memory(engine, timing) if given is None else given
+    num_blocks = _blocks_of_free_memory(engine, timing, num_all_gpus) if given is None else given
     if num_blocks > MOST_BLOCKS:
         raise ValueError(
             f"the KV cache has {num_blocks:,} blocks; expected at most {MOST_BLOCKS:,}: raise tokens_per_block"
@@ -223,6 +258,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     described = EngineConfig(
         block_size=engine.tokens_per_block,
         num_gpu_blocks=num_blocks + 1,  # with a null block
+        dp_size=num_ranks,
         max_num_seqs=min(engine.max_batch_size, engine.max_num_tokens),
         max_num_batched_tokens=engine.max_num_tokens,
         max_model_len=engine.max_seq_len,
@@ -232,10 +268,10 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_blocks)
+    return replace(found, settings=settings, num_blocks=num_blocks, num_ranks=num_ranks, is_lockstep=False)
 
 
-def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
+def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig, num_all_gpus: int) -> int:
     """Return the blocks of KV in a share of what the weights and the largest step leave (`configure_kv_cache_capacity`).
 
     What a step needs is taken as for vLLM, which nobody has compared with TensorRT-LLM's logs.
@@ -245,7 +281,7 @@ def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
     """
     assert timing.gpu is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
-    num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
+    num_expert_gpus = num_all_gpus if timing.enable_expert_parallel else 1
     needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     needed += peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
     free = max(gpu.memory - needed, 0)

@@ -64,8 +64,11 @@ class Settings(NamedTuple):
         return self.max_batch_size if self.max_active is None else self.max_active
 
 
-def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
+def settings_of(config: TrtllmConfig, num_blocks: int, num_ranks: int = 1) -> Settings:
     """Return the settings of one engine's scheduler."""
+    balance = None
+    if config.attention_dp_enable_balance:
+        balance = BalanceSettings(config.attention_dp_timeout_iters, config.attention_dp_batching_wait_iters)
     return Settings(
         num_blocks,
         config.tokens_per_block,
@@ -78,6 +81,8 @@ def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
         config.is_async,
         config.batch_wait_timeout_iters,
         config.batch_wait_max_tokens_ratio,
+        num_ranks=num_ranks if num_ranks > 1 else None,
+        balance=balance if num_ranks > 1 else None,
         has_adapters=False,
         has_inits=False,
     )
