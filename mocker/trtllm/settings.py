@@ -58,6 +58,11 @@ class Settings(NamedTuple):
     """Whether a pause has no test for the end, so that a request that is paused with its last token in flight computes its
     prompt again, and one token more than asked for. So it was in the recordings' stand-in; the engine's own was not read."""
 
+    settles_stuck: bool = False
+    """Whether the tokens of a step are known at its end even if the next iteration computes nothing, because another rank
+    has nothing that may run. In TensorRT-LLM they are known one iteration later, which an engine here cannot express: what
+    it reports at the end of a step is what that step brought."""
+
     @property
     def active_limit(self) -> int:
         """Most requests that are active."""
@@ -83,6 +88,7 @@ def settings_of(config: TrtllmConfig, num_blocks: int, num_ranks: int = 1) -> Se
         config.batch_wait_max_tokens_ratio,
         num_ranks=num_ranks if num_ranks > 1 else None,
         balance=balance if num_ranks > 1 else None,
+        settles_stuck=True,
         has_adapters=False,
         has_inits=False,
     )
