@@ -133,7 +133,11 @@ class SglangConfig:
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
             )
 
-        if (self.chunk_size or self.page_size * self.attn_dp_size) // self.attn_dp_size < self.page_size:
+        if (
+            self.attn_dp_size > 1
+            and self.chunk_size is not None
+            and self.chunk_size // self.attn_dp_size < self.page_size
+        ):
             raise ValueError(
                 f"chunked_prefill_size ({self.chunk_size}) is divided among {self.attn_dp_size} ranks (attn_dp_size); "
                 f"expected at least page_size ({self.page_size}) for each"

@@ -59,6 +59,13 @@ class SimulatedEngine:
     """Its settings by the names of its own family."""
     num_ranks: int = 1
     """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+    timing_alone: TimingModel | None = None
+    """With such ranks, the step times of one while the others have nothing to do; None: as `timing`."""
+
+    @property
+    def at_best(self) -> "SimulatedEngine":
+        """The engine in steps that no other rank makes longer, for lower bounds."""
+        return self if self.timing_alone is None else replace(self, timing=self.timing_alone)
 
     @property
     def num_engines(self) -> int:
@@ -159,7 +166,7 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for SGLang, whose memory is divided otherwise."""
     engine, num_ranks = with_sglang_defaults(engine, timing), engine.attn_dp_size
-    whole, timing = timing, _of_rank("attn_dp_size", num_ranks, timing)
+    whole, timing = timing, _of_rank("attn_dp_size", num_ranks, timing, value=str(num_ranks), off="1")
     _check_layout(timing)
     _check_layers("SGLang", engine, timing)
     own = engine.of_rank(num_ranks) if num_ranks > 1 else engine
@@ -178,10 +185,21 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_pages, num_ranks=num_ranks, is_lockstep=False)
+    return _with_ranks(replace(found, settings=settings, num_blocks=num_pages), timing)
 
 
-def _of_rank(name: str, num_ranks: int, timing: TimingConfig) -> TimingConfig:
+def _with_ranks(found: SimulatedEngine, timing: TimingConfig) -> SimulatedEngine:
+    """Let data-parallel ranks that share experts be those of one engine."""
+    config, num_ranks = found.config, found.config.dp_size
+    if num_ranks == 1:
+        return found
+    alone = None
+    if timing.timing_name == "roofline":
+        alone = _timing_model(config, timing, found.num_blocks, num_busy_ranks=1)
+    return replace(found, num_ranks=num_ranks, timing_alone=alone, is_lockstep=False)
+
+
+def _of_rank(name: str, num_ranks: int, timing: TimingConfig, *, value: str, off: str) -> TimingConfig:
     """Return the layout of one rank of attention DP, whose GPUs share attention; all GPUs share the experts.
 
     Without expert parallelism, each GPU has a slice of all experts and not some whole ones. That is as many bytes and
@@ -194,8 +212,13 @@ def _of_rank(name: str, num_ranks: int, timing: TimingConfig) -> TimingConfig:
         return timing
     num_gpus = timing.tensor_parallel_size
     if num_gpus % num_ranks:
-        raise ValueError(f"{name} is {num_ranks}; expected a divisor of tensor_parallel_size ({num_gpus})")
-    return replace(timing, tensor_parallel_size=num_gpus // num_ranks, enable_expert_parallel=True)
+        raise ValueError(f"{name} is {value}; expected a divisor of tensor_parallel_size ({num_gpus})")
+    is_known = timing.timing_name == "roofline"
+    if is_known and not timing.shape.num_experts:
+        raise ValueError(
+            f"{name} is {value}, but {timing.model} has no experts, and ranks share nothing else here; expected {off}"
+        )
+    return replace(timing, tensor_parallel_size=num_gpus // num_ranks, enable_expert_parallel=is_known)
 
 
 def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
@@ -246,7 +269,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     """Find the same for TensorRT-LLM, whose memory is divided otherwise."""
     num_all_gpus = timing.tensor_parallel_size
     num_ranks = num_all_gpus if engine.enable_attention_dp else 1
-    timing = _of_rank("enable_attention_dp", num_ranks, timing)
+    timing = _of_rank("enable_attention_dp", num_ranks, timing, value="true", off="false")
     _check_layout(timing)
     _check_layers("TensorRT-LLM", engine, timing)
     given = _blocks_for("kv_cache_max_tokens", engine.kv_cache_max_tokens, engine, timing)
@@ -268,7 +291,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_blocks, num_ranks=num_ranks, is_lockstep=False)
+    return _with_ranks(replace(found, settings=settings, num_blocks=num_blocks), timing)
 
 
 def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig, num_all_gpus: int) -> int:
@@ -440,7 +463,10 @@ def _measured_engine(timing: TimingConfig) -> dict[str, Any]:
     return found
 
 
-def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -> TimingModel:
+def _timing_model(
+    engine: EngineConfig, timing: TimingConfig, num_blocks: int, *, num_busy_ranks: int | None = None
+) -> TimingModel:
+    """Return the step-time model, with so many ranks that compute as much as the one it is asked for (default: all)."""
     speedup, decode_speedup = timing.speedup, timing.decode_speedup
     match timing.timing_name:
         case "polynomial":
@@ -450,13 +476,13 @@ def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -
                 timing.constant_prefill_ms / 1000 / speedup, timing.constant_decode_ms / 1000 / decode_speedup
             )
         case "roofline":
-            model: TimingModel = _roofline(engine, timing)
+            model: TimingModel = _roofline(engine, timing, num_busy_ranks or engine.dp_size)
         case _:
             model = _measured(timing)
     return model if speedup == decode_speedup == 1 else Faster(model, speedup, decode_speedup)
 
 
-def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
+def _roofline(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int) -> Roofline:
     assert timing.gpu is not None
     gpu = find_gpu(timing.gpu)
     found = coefficients(
@@ -465,7 +491,7 @@ def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
         find_engine(timing.timed_as, gpu.architecture),
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
-        attention_ranks=engine.dp_size,
+        attention_ranks=num_busy_ranks,
         kv_dtype=timing.kv_dtype,
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,

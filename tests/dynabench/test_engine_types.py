@@ -12,12 +12,14 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import DeploymentError, as_changed, read_deployment
 from dynabench.deployment.flags import simulated_pool
+from dynabench.deployment.launch import engine_command
 from dynabench.deployment.paths import change_pool
 from dynabench.experiment.no_effect import no_effect
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig, SimulatedConfig
+from mocker.config import EngineTypeConfig, SimulatedConfig, timed_as
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.model import Load, chunk
 from serving.engines.mock.engine import Mocker
 from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench
@@ -194,3 +196,85 @@ def test_what_is_written_of_a_deployment_can_be_read_again(tmp_path):
     file.write_text(json.dumps(as_changed(Deployment(pools=(pool,)))))
     (read,) = read_deployment(file).pools
     assert (read.engine_type, read.sglang.page_size, read.mocker) == ("sglang", 16, EngineConfig())
+
+
+DEEPSEEK = TimingConfig(gpu="h200", model="deepseek-ai/DeepSeek-R1", tensor_parallel_size=8)
+RANKED = {
+    "sglang": {"sglang": SglangConfig(attn_dp_size=8)},
+    "trtllm": {"trtllm": TrtllmConfig(enable_attention_dp=True)},
+}
+
+
+def ranked(kind, timing=DEEPSEEK, **changed):
+    return Pool(engine_type=kind, timing=timed_as(kind, timing), **(RANKED[kind] | changed))
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_ranks_of_attention_dp_divide_the_gpus_of_one_engine(kind):
+    found = pools_of(Deployment(pools=(ranked(kind),)))[0]
+    assert (found.gpus_per_worker, found.gpus_per_rank, found.engine.num_engines) == (8, 8, 1)
+    assert (found.engine.num_ranks, found.engine.config.dp_size) == (8, 8)
+    # Latent KV is the same on each GPU that shares attention. So a rank of one GPU has not an eighth of the room of eight, but
+    # what the whole weights of attention leave, and with SGLang what it keeps free for more ranks.
+    whole = pools_of(Deployment(pools=(ranked(kind, **{kind: type(RANKED[kind][kind])()}),)))[0].engine
+    assert 0.2 * whole.num_usable_tokens < found.engine.num_usable_tokens < whole.num_usable_tokens
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_a_step_of_one_rank_alone_bounds_all(kind):
+    engine = resolve(RANKED[kind][kind], timed_as(kind, DEEPSEEK))
+    best = engine.at_best.timing
+    assert best.mixed(chunk(512), 0, 0) <= engine.timing.among([Load(chunk(512), 0, 0)])
+    assert best.decode(8, 8000).first <= engine.timing.among([Load(None, 8, 8000)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "timing", "changed", "message"),
+    [
+        ("sglang", replace(DEEPSEEK, tensor_parallel_size=4), {}, r"attn_dp_size is 8; expected a divisor of tensor_parallel_size \(4\)"),
+        ("trtllm", H100, {}, ""),
+        ("sglang", replace(H100, tensor_parallel_size=8), {}, "attn_dp_size is 8, but meta-llama/Llama-3.1-8B-Instruct has no experts.*expected 1"),
+        ("trtllm", replace(H100, tensor_parallel_size=2), {}, "enable_attention_dp is true, but .* has no experts.*expected false"),
+    ],
+)  # fmt: skip
+def test_ranks_need_gpus_and_experts_to_share(kind, timing, changed, message):
+    pool = ranked(kind, timing, **changed)
+    if not message:  # one GPU is one rank
+        assert pools_of(Deployment(pools=(pool,)))[0].engine.num_ranks == 1
+        return
+    with pytest.raises(ValueError, match=message):
+        pools_of(Deployment(pools=(pool,)))
+
+
+def test_the_command_lines_of_ranks_have_the_engines_own_words():
+    words, _ = engine_command(ranked("sglang", sglang=SglangConfig(attn_dp_size=8, load_balance_method="total_tokens")))
+    said = " ".join(words)
+    assert "--tp-size 8" in said
+    assert "--attn-dp-size 8" in said
+    assert "--load-balance-method total_tokens" in said
+    config = TrtllmConfig(enable_attention_dp=True, attention_dp_enable_balance=True, attention_dp_timeout_iters=60)
+    words, left_out = engine_command(ranked("trtllm", trtllm=config))
+    assert "--tp_size 8" in " ".join(words)
+    options = json.loads(left_out[0].removeprefix("OPTIONS.yaml has "))
+    assert options["enable_attention_dp"] is True
+    assert options["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60}
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_a_live_mocker_has_all_ranks_in_one_engine(kind):
+    config = {**RANKED[kind]}[kind]
+    live = Mocker(WorkerConfig(), config, DEEPSEEK)
+    assert live.traits.num_ranks == 1
+    assert not live.traits.has_kv_events
+
+
+@pytest.mark.parametrize("settings", [("--attn-dp-size", "2"), ("--enable-attention-dp",)])
+def test_a_router_that_follows_caches_is_refused_for_ranks(settings, tmp_path):
+    kind = "sglang" if "--attn-dp-size" in settings else "trtllm"
+    done = dynabench(
+        *("simulate", "--engine-type", kind, "--tensor-parallel-size", "2", *settings, "--max-requests", "4"),
+        *("--router-mode", "kv", "--out", tmp_path / "run"),
+    )
+    assert done.returncode != 0
+    assert "KV events of ranks" in done.stderr
+    assert "are not modelled yet" in done.stderr
