@@ -345,3 +345,18 @@ def test_a_block_size_that_does_not_fit_the_workload_is_named_as_its_engine_does
     done = dynabench("simulate", *given)
     assert done.returncode == 2
     assert f"{name} 3 neither divides the workload's blocks of 512 tokens" in done.stderr
+
+
+def test_settings_of_ranks_without_effect_are_named():
+    pools = [
+        Pool(
+            engine_type="sglang",
+            sglang=SglangConfig(load_balance_method="total_tokens"),
+            timing=timed_as("sglang", H100),
+        ),
+        Pool(engine_type="trtllm", trtllm=TrtllmConfig(attention_dp_timeout_iters=9), timing=timed_as("trtllm", H100)),
+    ]
+    arms = [Deployment(pools=(pool,)) for pool in pools]
+    said = no_effect("virtual", Workload("w", 64, [Request(0.0, 64, 1, (1,))]), arms)["No effect"]
+    assert "load_balance_method, where attn_dp_size is 1" in said
+    assert "attention_dp_timeout_iters, where attention_dp_enable_balance is false" in said
