@@ -360,3 +360,12 @@ def test_settings_of_ranks_without_effect_are_named():
     said = no_effect("virtual", Workload("w", 64, [Request(0.0, 64, 1, (1,))]), arms)["No effect"]
     assert "load_balance_method, where attn_dp_size is 1" in said
     assert "attention_dp_timeout_iters, where attention_dp_enable_balance is false" in said
+
+
+def test_prompts_that_an_engine_does_not_cut_fail_there_and_the_other_engines_are_compared(tmp_path):
+    given = ("--max-requests", "120", "--router-mode", "kv", "--out", tmp_path / "run")
+    done = dynabench("simulate", "--vary", "engine_type=vllm,sglang,trtllm", *given)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 of 120 requests does not fit a step of 8,192 tokens, in which a whole prompt is computed" in said
+    assert "use a model with a longer context" not in said
