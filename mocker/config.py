@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from foundation.settings import changed
-from mocker.contract import EngineSettings
-from mocker.sglang.config import SglangConfig
+from mocker.contract import EngineSettings, KvRole
+from mocker.sglang.config import ROLES, SglangConfig
 from mocker.timing.config import TimingConfig
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
@@ -142,6 +142,24 @@ def with_block_size(config: FamilyConfig, size: int) -> FamilyConfig:
             return replace(config, page_size=size)
         case TrtllmConfig():
             return replace(config, tokens_per_block=size)
+
+
+def in_role(config: FamilyConfig, role: KvRole | None) -> FamilyConfig:
+    """Return the settings of an engine with this part in disaggregation, whatever the engine calls it.
+
+    Raises:
+        ValueError: the engine has no such part.
+    """
+    match config:
+        case EngineConfig():
+            return replace(config, kv_role=role)
+        case SglangConfig():
+            if role == "kv_both":
+                raise ValueError("an engine of SGLang computes prompts for others or answers them; expected not both")
+            modes = {each: mode for mode, each in ROLES.items()}
+            return replace(config, disaggregation_mode="null" if role is None else modes[role])
+        case TrtllmConfig():
+            return config
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:

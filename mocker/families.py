@@ -6,8 +6,8 @@ from mocker.contract import EngineSettings
 from mocker.core import NewCore
 from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
+from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
-from mocker.sglang.core import SglangCore
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
 from mocker.trtllm.config import TrtllmConfig
@@ -23,7 +23,7 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
     return {settings: core}
 
 
-CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, SglangCore), **family(TrtllmConfig, TrtllmCore)}
+CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, new_sglang_core), **family(TrtllmConfig, TrtllmCore)}
 """How the core of each family is made, by the class of its settings."""
 
 

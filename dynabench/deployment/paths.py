@@ -23,7 +23,7 @@ DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
     WorkerConfig: ("endpoint", "role", "router_mode"),
     EngineConfig: ("kv_role",),
-    SglangConfig: ("context_length",),  # the worker's is the one that paths name
+    SglangConfig: ("context_length", "disaggregation_mode"),  # the worker's context is the one that paths name
     TransferRunConfig: OF_LINKS,
     Pool: ("name",),
     Deployment: ("name", "pools"),

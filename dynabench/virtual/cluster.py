@@ -70,12 +70,12 @@ class Cluster:
         wants_events = any(routing.router.wants_events for routing in (self.routing, *others))
         self.tiering = Tiering(self.traffic, self.clock, self._on_tier_events if wants_events else None)
         self.transfers = Transfers(
-            deployment.transfer, read_kv_size(deployment), self.traffic, self.clock, block_size=self.block_size
+            deployment.links, read_kv_size(deployment), self.traffic, self.clock, block_size=self.block_size
         )
         self.arrivals = Arrivals(workload, load, self.overhead, self.clock, self.log)
         terms = Terms(
             limit=max(pool.worker.migration_limit for pool in deployment.pools),
-            config=deployment.disaggregation if is_apart else DisaggregationConfig(),
+            config=deployment.sharing if is_apart else DisaggregationConfig(),
             handover_s=self.overhead.handover_s,
             needs_blocks_first=bool(others) and others[0].router.may_hold,
         )

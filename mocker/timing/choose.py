@@ -161,8 +161,9 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
         max_num_seqs=min(engine.num_rows(DEFAULT_NUM_TOKENS), budget),
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
-        enable_prefix_caching=not engine.disable_radix_cache,
+        enable_prefix_caching=engine.has_tree,
         async_scheduling=engine.is_async,
+        kv_role=engine.kv_role,
     )
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
