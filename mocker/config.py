@@ -5,8 +5,10 @@ from typing import Literal
 
 from foundation.settings import changed
 from mocker.contract import EngineSettings, KvRole
-from mocker.sglang.config import ROLES, SglangConfig
+from mocker.sglang import config as sglang
+from mocker.sglang.config import SglangConfig
 from mocker.timing.config import TimingConfig
+from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
 
@@ -52,6 +54,11 @@ UNCACHED: dict[EngineType, dict[str, bool]] = {
     "trtllm": {"enable_block_reuse": False},
 }
 """What turns prefix caching off."""
+
+MODES = {role: mode for mode, role in sglang.ROLES.items()}
+"""What SGLang calls the parts in disaggregation."""
+SERVER_ROLES = {role: name for name, role in trtllm.ROLES.items()}
+"""What TensorRT-LLM calls them."""
 
 FamilyConfig = EngineConfig | SglangConfig | TrtllmConfig
 """The settings of one engine, of whichever family."""
@@ -156,10 +163,13 @@ def in_role(config: FamilyConfig, role: KvRole | None) -> FamilyConfig:
         case SglangConfig():
             if role == "kv_both":
                 raise ValueError("an engine of SGLang computes prompts for others or answers them; expected not both")
-            modes = {each: mode for mode, each in ROLES.items()}
-            return replace(config, disaggregation_mode="null" if role is None else modes[role])
+            return replace(config, disaggregation_mode="null" if role is None else MODES[role])
         case TrtllmConfig():
-            return config
+            if role == "kv_both":
+                raise ValueError(
+                    "a server of TensorRT-LLM computes prompts for others or answers them; expected not both"
+                )
+            return replace(config, server_role=None if role is None else SERVER_ROLES[role])
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:

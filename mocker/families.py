@@ -10,8 +10,8 @@ from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
+from mocker.trtllm.apart import new_trtllm_core
 from mocker.trtllm.config import TrtllmConfig
-from mocker.trtllm.core import TrtllmCore
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.core import VllmCore
 
@@ -23,7 +23,11 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
     return {settings: core}
 
 
-CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, new_sglang_core), **family(TrtllmConfig, TrtllmCore)}
+CORES = {
+    **family(EngineConfig, VllmCore),
+    **family(SglangConfig, new_sglang_core),
+    **family(TrtllmConfig, new_trtllm_core),
+}
 """How the core of each family is made, by the class of its settings."""
 
 

@@ -137,6 +137,9 @@ class Pool:
         mode = self.sglang.disaggregation_mode
         if mode != "null":
             raise ValueError(f"disaggregation_mode is {mode!r}; expected none: the pool's role determines it")
+        role = self.trtllm.server_role
+        if role is not None:
+            raise ValueError(f"server_role is {role!r}; expected none: the pool's role determines it")
         if self.router_mode is not None:
             Mode.parse(self.router_mode)
             if self.role == "aggregated":

@@ -1,7 +1,7 @@
 """SGLang's scheduler as the core of an engine that only computes prompts, or only answers.
 
 One that computes prompts ends a sequence with its first token, and keeps its KV until `release_kept`. One that answers takes
-sequences whose KV and first token come from elsewhere:
+sequences whose KV comes from elsewhere, with the first token of the answer:
 
     WAITING -- room --> LOADING -- `end_load` --> LOADED -- a free row --> RUNNING
 """
@@ -176,11 +176,12 @@ class SglangDecodeCore(SglangCore):
     # Sequences
 
     def _check_role(self, sequence: Sequence) -> None:
-        if not (sequence.is_remote_prefill and sequence.is_token_shipped):
+        if not sequence.is_remote_prefill:
             raise ValueError(
-                f"the prompt of {sequence} is to be computed here; expected its KV and first token from another engine: "
+                f"the prompt of {sequence} is to be computed here; expected its KV from another engine: "
                 "disaggregation_mode is decode"
             )
+        sequence.is_token_shipped = True
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`; one whose KV is on its way keeps its pages until that has arrived."""

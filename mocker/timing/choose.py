@@ -230,6 +230,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
         enable_prefix_caching=engine.enable_block_reuse,
         enable_chunked_prefill=engine.enable_chunked_context,
         async_scheduling=engine.is_async,
+        kv_role=engine.kv_role,
     )
     found = resolve(described, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)

@@ -8,7 +8,7 @@ The scheduler's iteration has two halves, and its loop, plain or overlapped, is 
 A cancel is seen like a new request, when the next iteration begins: the request takes part in it once more, its output does not
 count, and its blocks are free at its end. Until then it counts as running, or as waiting.
 
-What is refused: host memory, layers that keep less than all tokens, adapters, disaggregation, speculation, attention DP.
+What is refused: host memory, layers that keep less than all tokens, adapters, speculation, attention DP.
 """
 
 from mocker.batch import NOBODY, Batch
@@ -16,12 +16,12 @@ from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remainin
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.prefix_cache_stats import PrefixCacheStats
-from mocker.sequence import OVER, RUNNING, WAITING, Sequence
+from mocker.sequence import LOADED, OVER, RUNNING, WAITING, Sequence
 from mocker.tiers.config import HostMemory
 from mocker.trtllm.config import TrtllmConfig
 from mocker.trtllm.leaps import Leaps
 from mocker.trtllm.rank import RankStep
-from mocker.trtllm.request import CONTEXT, GENERATING, Request
+from mocker.trtllm.request import CONTEXT, GENERATING, INIT, TRANSFERRING, Request
 from mocker.trtllm.requests import Requests
 from mocker.trtllm.scheduler import Scheduler
 from mocker.trtllm.settings import settings_of
@@ -86,6 +86,8 @@ class TrtllmCore(Core):
             is_idle = not self.scheduler.has_in_flight
             iteration = self.scheduler.schedule(takes_new=self.pause is None)
             step = iteration.ranks[0]
+            if step.passed.inits:
+                self._begin_loads(step.passed.inits)
             if iteration.is_forward or not (is_idle and self._drop_cancelled()):
                 break
         if not (iteration.is_forward or step.passed.paused):
@@ -99,21 +101,27 @@ class TrtllmCore(Core):
             self._steady = batch
         return self._count(batch)
 
+    def _begin_loads(self, requests: list[Request]) -> None:
+        """Have the KV of prompts sent for which there are blocks now."""
+        raise NotImplementedError
+
     def _count(self, batch: Batch) -> Batch:
         self.iteration += 1
         return batch
 
     def _describe(self, batch: Batch, step: RankStep) -> None:
         """Record in a batch what a step computes, and who starts or is paused."""
+        self._describe_arrived(batch)
         if step.passed.paused:
             batch.preempted = [self._requests.pause(request) for request in step.passed.paused]
             self._awaited = [s for s in batch.preempted if self._is_awaited(s)]
         batch.decodes = [request.sequence for request in step.batch.generating]
         batch.num_kv_tokens = sum([request.slots for request in step.batch.generating])
         self._find_starved(batch, step)
+        self._describe_late(batch)
         if not step.chunks:
             return
-        batch.admitted, batch.resumed, batch.sampled = [], [], []
+        batch.admitted, batch.resumed, batch.sampled = [*batch.admitted], [], [*batch.sampled]
         for request, start, count in step.chunks:
             sequence = request.sequence
             sequence.num_computed = start + count
@@ -124,6 +132,12 @@ class TrtllmCore(Core):
             if start + count == request.num_prompt:
                 sequence.decoding = True
                 batch.sampled.append(sequence)
+
+    def _describe_arrived(self, batch: Batch) -> None:
+        """Record the sequences that start because their KV has arrived."""
+
+    def _describe_late(self, batch: Batch) -> None:
+        """Record those of them that generate for the first time since."""
 
     def _find_starved(self, batch: Batch, step: RankStep) -> None:
         """Record which generating sequences have no place in a step, and which have one again."""
@@ -327,6 +341,8 @@ class TrtllmCore(Core):
         for sequence, request in self._requests.of.items():
             if sequence.state == WAITING and sequence.num_preemptions:
                 queued_decode_kv += request.num_prompt
+            elif request.state in (INIT, TRANSFERRING) or sequence.state == LOADED:
+                queued_decode_kv += request.num_tokens
             elif request.state == CONTEXT:
                 to_compute += request.num_to_compute
             elif sequence.state == RUNNING:

@@ -79,5 +79,5 @@ def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
         config.batch_wait_timeout_iters,
         config.batch_wait_max_tokens_ratio,
         has_adapters=False,
-        has_inits=False,
+        has_inits=config.is_kv_consumer,
     )
