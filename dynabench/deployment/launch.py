@@ -228,6 +228,8 @@ def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
         options["kv_cache_config"]["dtype"] = "fp8"
     if pool.role != "aggregated":
         options["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    if pool.role == "prefill":
+        options["disable_overlap_scheduler"] = True
     return options
 
 
