@@ -35,9 +35,9 @@ def shortened(text: str, most: int = 2000) -> str:
     return text if len(text) <= most else f"{text[:half]} ... {text[-half:]}"
 
 
-def listed(words: Sequence[str]) -> str:
-    """Join words by commas, and the last by `and`."""
-    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
+def listed(words: Sequence[str], last: str = "and") -> str:
+    """Join words by commas, and the last by `and` or another word."""
+    return f" {last} ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def instead_of(word: str, known: Collection[str]) -> str:

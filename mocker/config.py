@@ -1,6 +1,6 @@
 """Whose scheduler a simulated engine has, and the settings of each family."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from foundation.settings import changed
@@ -94,17 +94,23 @@ class SimulatedConfig:
 
     @property
     def idle(self) -> dict[str, str]:
-        """The settings that are given and belong to another family, and why they would be ignored."""
+        """The settings that are given and belong to another family, and why they are ignored."""
+        given = [name for config in (*self.configs.values(), self.timing) for name in changed(config)]
+        return {name: reason for name in given if (reason := self.why_idle(name))}
+
+    def why_idle(self, name: str) -> str | None:
+        """Return why a setting has no effect, if it belongs to another family; else None."""
         own = self.type.engine_type
-        found = {name: kind for kind, config in self.configs.items() if kind != own for name in changed(config)}
-        if own != "vllm" and "gpu_memory_utilization" in changed(self.timing):
-            found["gpu_memory_utilization"] = "vllm"
+        if name in _names(self.config):
+            return None
+        owners = [kind for kind, config in self.configs.items() if name in _names(config)]
+        if own != "vllm" and name == "gpu_memory_utilization":
+            owners = ["vllm"]
+        if not owners:
+            return None
         names = OWN_NAMES.get(own, {})
-        return {
-            name: f"it is a setting of engine_type {kind}, and engine_type is {own}"
-            + (f"; use {names[name]}" if name in names else "")
-            for name, kind in found.items()
-        }
+        instead = f"; use {names[name]}" if name in names else ""
+        return f"it is a setting of engine_type {owners[0]}, and engine_type is {own}{instead}"
 
     def refuse_idle(self) -> None:
         """Refuse a setting of another family, which would be ignored.
@@ -114,6 +120,10 @@ class SimulatedConfig:
         """
         for name, reason in self.idle.items():
             raise ValueError(f"{name} has no effect: {reason}")
+
+
+def _names(config: FamilyConfig) -> list[str]:
+    return [field.name for field in fields(config)]
 
 
 def type_of(config: EngineSettings) -> EngineType:

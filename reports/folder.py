@@ -40,6 +40,7 @@ from reports.tables import fidelity as fidelity_table
 from reports.tables import fleet as fleet_table
 from reports.tables import use as use_tables
 from reports.verdicts import headline
+from reports.verdicts.engines import EngineError
 
 if TYPE_CHECKING:
     pass
@@ -197,6 +198,8 @@ class ManifestHead(msgspec.Struct):
     """The relative difference below which two arms are equal in practice."""
     elsewhere: dict[str, str | None] = {}
     """What other routers call the router mode of each arm, if arms differ by it."""
+    engine_errors: dict[str, EngineError] = {}
+    """How far the times of each arm's engine are off, if arms differ by engine."""
     step_times: str | None = None
     """The source of simulated step times; older folders do not have it."""
     fidelity: Fidelity | None = None
@@ -294,7 +297,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     labels = labels_of(folders)
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
-    runs, elsewhere = [], dict[str, str | None]()
+    runs, elsewhere, errors = [], dict[str, str | None](), dict[str, Any]()
     for folder, experiment, its_runs in sources:
         first = sources[0][1]["workload"]
         if (experiment["workload"]["name"], experiment["workload"]["requests"]) != (first["name"], first["requests"]):
@@ -306,6 +309,8 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
             name = printable(f"{labels[folder]}/{run.arm}") if names.count(run.arm) > 1 else run.arm
             if run.arm in experiment.get("elsewhere", {}):
                 elsewhere[name] = experiment["elsewhere"][run.arm]
+            if run.arm in experiment.get("engine_errors", {}):
+                errors[name] = experiment["engine_errors"][run.arm]
             runs.append(replace(run, arm=name))
     manifest = sources[0][1] | {
         "schema": SCHEMA,
@@ -316,6 +321,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "command": f"dynabench compare {' '.join(str(folder) for folder in folders)}",
         "runs": facts_of(runs),
         "elsewhere": elsewhere,
+        "engine_errors": errors,
         "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }

@@ -38,6 +38,7 @@ from reports.summary import (
 )
 from reports.verdicts.comparison import verdict
 from reports.verdicts.differences import Table, differences, noise_floor
+from reports.verdicts.engines import EngineError, engine_errors
 from reports.verdicts.ranking import OUT_OF_LIMITS, rank
 
 BEYOND = re.compile(r"maximum context length is \d+ tokens")
@@ -55,6 +56,7 @@ def summary_of(manifest: dict[str, Any], runs: list[Record]) -> Summary:
         manifest.get("best_hit_shares"),
         smallest=manifest.get("smallest_difference", SMALLEST),
         elsewhere=manifest.get("elsewhere"),
+        engine_errors=engine_errors(manifest),
     )
 
 
@@ -67,6 +69,7 @@ def summarize(
     smallest: float = SMALLEST,
     with_intervals: bool = True,
     elsewhere: dict[str, str | None] | None = None,
+    engine_errors: dict[str, EngineError] | None = None,
 ) -> Summary:
     """Summarize the runs of an experiment; repeats of an arm are pooled, and differences are averaged per request first.
 
@@ -78,6 +81,7 @@ def summarize(
         smallest: the relative difference below which two arms are equal in practice.
         with_intervals: compute intervals for each arm's own figures, which takes a while.
         elsewhere: what other routers call the mode of each arm, if arms differ by it.
+        engine_errors: the error of each arm's engine, if arms differ by engine.
     """
     arms: dict[str, list[Record]] = {}
     for run in runs:
@@ -125,7 +129,7 @@ def summarize(
             tables[arm][OUT_OF_LIMITS] = _out_of_limits(repeats, each, size)
     ranking = rank(summary, tables, blocks, smallest=smallest, elsewhere=elsewhere)
     summary = structs.replace(summary, ranking=ranking or UNSET)
-    return structs.replace(summary, verdict=verdict(summary))
+    return structs.replace(summary, verdict=verdict(summary, engine_errors or {}))
 
 
 def _bound(arms: dict[str, ArmSummary], bound_s: float | None, best: dict[str, dict[str, float]]) -> Bound:

@@ -23,6 +23,7 @@ from dynabench.capacity.settings import PlanConfig
 from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_changed
+from dynabench.experiment.head import model_errors
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Source, source_of
@@ -280,6 +281,8 @@ class _Planner:
         manifest = manifest_of(
             "virtual", self._files, workload, self._experiment, self._settings, chosen, []
         )  # the best arm describes the deployment
+        if error := model_errors([candidate.settings.deployment for candidate in self._found.candidates]):
+            manifest["head"]["Model error"] = error
         layouts = self._found.ranked()
         verdict = self._found.verdict(is_complete=self.is_complete, is_examined=bool(self._sureness))
         verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness, self._held)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from dynabench.arm import ClientConfig, Settings
+from dynabench.cli.flags import EngineFlags
 from dynabench.cli.groups import (
     Client,
     Engine,
@@ -14,12 +15,15 @@ from dynabench.cli.groups import (
     MeasuredFrontend,
     MeasuredRouter,
     Overheads,
+    Scheduler,
+    Sglang,
     Shape,
     Timing,
+    Trtllm,
     plain_errors,
 )
 from dynabench.cli.groups import Runtime as RuntimeFlags
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pools, simulated_pools
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
@@ -27,7 +31,6 @@ from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
-from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
@@ -88,7 +91,10 @@ def validate(
     router: MeasuredRouter = MeasuredRouterConfig(),  # noqa: B008
     frontend: MeasuredFrontend = MeasuredFrontendConfig(),  # noqa: B008
     runtime: RuntimeFlags | None = None,
-    engine: Engine = EngineConfig(),  # noqa: B008
+    scheduler: Scheduler | None = None,
+    engine: Engine | None = None,
+    sglang: Sglang | None = None,
+    trtllm: Trtllm | None = None,
     timing: Timing = TimingConfig(),  # noqa: B008
     overhead: Overheads = OverheadConfig(),  # noqa: B008
 ) -> int:
@@ -107,7 +113,10 @@ def validate(
         router: Settings of the router.
         frontend: Settings of the real frontend.
         runtime: How the real processes find and reach each other (default: in their own folder).
-        engine: Settings of the simulated engine's scheduler.
+        scheduler: Whose scheduler the simulated engine has (default: the real engine's, or else vLLM's).
+        engine: Settings of vLLM's scheduler.
+        sglang: Settings of SGLang's.
+        trtllm: Settings of TensorRT-LLM's.
         timing: Its step times, with --timing-file or --gpu.
         overhead: Delays between a client and the simulated engines.
     """
@@ -130,8 +139,11 @@ def validate(
                 frontend=frontend,
                 runtime=runtime,
             )
+        worker = EngineFlags(
+            scheduler=pool.simulated(scheduler), engine=engine, sglang=sglang, trtllm=trtllm, timing=timing
+        ).worker()
         simulated = Deployment(
-            pools=simulated_pools(pool, Pool(mocker=engine, timing=timing)),
+            pools=simulated_pools(pool, worker),
             gpus=pool.gpus,
             router=router,
             overhead=overhead,

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from dynabench.arm import Arm, Settings
 from dynabench.deployment import budget
+from dynabench.deployment.description import Deployment
 from dynabench.experiment.axes import OF_ROLES, SENT, change_setting, path_of, read_axis
 from dynabench.experiment.settings import ExperimentConfig
 from foundation.settings import short_value
@@ -69,18 +70,30 @@ def _possible(
 ) -> tuple[list[Arm], list[str]]:
     """Return the arms of the valid combinations, and why the others are invalid.
 
+    A setting that its engines do not have is no part of an arm.
+
     Raises:
         ValueError: none is valid.
     """
-    arms, reasons = [], []
+    arms, reasons = dict[str, Arm](), []
     for changes in combinations:
         try:
-            arms.append(_arm(changes, change_setting(settings, changes), varied, alone))
+            changed = change_setting(settings, changes)
+            used = {name: value for name, value in changes.items() if not why_idle(changed.deployment, name)}
+            arm = _arm(used, changed, varied, alone)
+            arms.setdefault(arm.name, arm)
         except ValueError as error:
             reasons.append((arm_name({name: value for name, value in changes.items() if name in varied}), error))
     if not arms:
         raise reasons[0][1]
-    return arms, [f"{name} ({error})" for name, error in reasons]
+    return list(arms.values()), [f"{name} ({error})" for name, error in reasons]
+
+
+def why_idle(deployment: Deployment, name: str) -> str | None:
+    """Return why a setting changes nothing, if it belongs to engines that no pool simulates; else None."""
+    simulated = [pool.simulated for pool in deployment.pools if pool.engine == "mocker"]
+    reasons = [engine.why_idle(name.rpartition(".")[2]) for engine in simulated]
+    return reasons[0] if reasons and all(reasons) else None
 
 
 def _arm(changes: dict[str, Any], changed: Settings, varied: set[str], alone: str = "") -> Arm:

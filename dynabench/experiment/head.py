@@ -12,10 +12,13 @@ from mocker.config import SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
 from workloads import Workload
 from workloads.pacing import LoadConfig
 
+GENERIC = ("polynomial", "constant")
+"""Step times of no particular GPU."""
 MOST = 3
 """Differences between arms are listed individually up to this number."""
 
@@ -65,6 +68,23 @@ UNCHECKED = (
 
 
 BETWEEN_ENGINES = "; a difference between engines that is smaller than these errors does not decide between them"
+
+
+def engine_error(deployment: Deployment) -> EngineError | None:
+    """Return how far the times of a deployment's simulated engines are known to be off.
+
+    None if nothing is simulated, or step times are generic: then engines differ only in how they schedule.
+    """
+    pool = _decoder(deployment)
+    if pool.engine != "mocker" or pool.timing.timing_name in GENERIC:
+        return None
+    known = model_error(pool.timing)
+    return EngineError(pool.engine_type, known and known.ttft, known and known.tpot)
+
+
+def model_errors(deployments: Sequence[Deployment]) -> str:
+    """Describe the error of the times of several deployments, by engine."""
+    return _errors(list(map(_decoder, deployments)))
 
 
 def _decoder(deployment: Deployment) -> Pool:
@@ -196,15 +216,15 @@ def _launch(pool: Pool) -> str:
 
 def _errors(pools: Sequence[Pool]) -> str:
     """Describe the error of each pool's times, with the name of the engine if there are several."""
-    simulated = [pool for pool in pools if pool.engine == "mocker"]
-    are_several = len({pool.engine_type for pool in simulated}) > 1
-    said = _each(f"{pool.engine_type}: " * are_several + _error(pool.timing) for pool in simulated)
-    return f"{said}{BETWEEN_ENGINES}" if are_several else said
+    said = {(pool.engine_type, _error(pool.timing)): None for pool in pools if pool.engine == "mocker"}
+    if len({text for _, text in said}) == 1 or len({kind for kind, _ in said}) == 1:
+        return _each(text for _, text in said)
+    return _each(f"{kind}: {text}" for kind, text in said) + BETWEEN_ENGINES
 
 
 def _error(timing: TimingConfig) -> str:
     """Describe the error of simulated times of a model on a GPU, compared with published ones."""
-    if timing.timing_name in ("polynomial", "constant"):
+    if timing.timing_name in GENERIC:
         return "step times are generic: compare arms, but do not read the times as those of a GPU"
     if timing.timing_name != "roofline":
         return "not known; dynabench validate measures it"

@@ -11,11 +11,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from dynabench.additions import masked_header
 from dynabench.arm import Arm, ClientConfig, Settings, sends_content
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
-from dynabench.experiment.head import head_of
+from dynabench.experiment.head import engine_error, head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import describe_step_times
@@ -65,6 +67,7 @@ def manifest_of(
         "experiment": asdict(experiment) | {"out": str(experiment.out) if experiment.out else None},
         "arms": {arm.name: arm.plain_changes for arm in arms},
         "elsewhere": _elsewhere(settings, arms),
+        "engine_errors": {} if settings.url else _engine_errors(arms),
         "smallest_difference": experiment.smallest_difference,
         "limits": [str(limit) for limit in experiment.limits],
         "workers": {arm.name: arm.settings.deployment.num_workers for arm in arms},
@@ -89,6 +92,12 @@ def _elsewhere(settings: Settings, arms: Sequence[Arm]) -> dict[str, str | None]
         for arm in arms
         if not arm.is_repeated
     }
+
+
+def _engine_errors(arms: Sequence[Arm]) -> dict[str, Any]:
+    """Return how far the times of each arm's simulated engine are off; nothing if all have the same engine."""
+    found = {arm.name: error for arm in arms if (error := engine_error(arm.settings.deployment))}
+    return msgspec.to_builtins(found) if len({error.engine for error in found.values()}) > 1 else {}
 
 
 def _engine(deployment: Deployment) -> dict[str, Any]:

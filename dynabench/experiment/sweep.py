@@ -12,7 +12,7 @@ from typing import Any
 
 from dynabench.arm import Arm, Settings
 from dynabench.deployment.engines import SIZES, refuse_idle_settings
-from dynabench.experiment.arms import comparison_of
+from dynabench.experiment.arms import comparison_of, why_idle
 from dynabench.experiment.axes import SENT, change_setting, kinds_of, path_of, setting_of
 from dynabench.experiment.cost import expected_s, num_processes
 from dynabench.experiment.head import head_of
@@ -65,6 +65,13 @@ def run_sweep(
         )
     modes = replace(experiment, noise_floor=False)
     arms, left_out = comparison_of(modes, settings)
+    if config.find is not None:
+        name = setting_of(config.find)
+        idle = {arm.name: reason for arm in arms if (reason := why_idle(arm.settings.deployment, name))}
+        if len(idle) == len(arms):
+            raise UserError(f"--find {name}: {idle[arms[0].name]}")
+        arms = [arm for arm in arms if arm.name not in idle]
+        left_out += [f"{arm} ({name} has no effect: {reason})" for arm, reason in idle.items()]
     basis = gate.Basis(num_arms=len(arms), has_limits=bool(limits), finds=config.find is not None)
     gate.refuse_idle(gates, basis)
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:

@@ -10,16 +10,33 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from foundation.errors import UserError
 from foundation.text import one_line
 
 Json = dict[str, Any]
 
+Step = Annotated[int, Meta(ge=0)]
+Token = Annotated[int, Meta(ge=0, lt=1 << 31)]
+NumTokens = Annotated[int, Meta(ge=0, le=1 << 24)]
+"""Types of what recordings have; more tokens are in no sequence."""
 MAX_BYTES = 1 << 28
 """Size limit of a recording, unpacked."""
-MALFORMED = (OSError, EOFError, zlib.error, LookupError, TypeError, ValueError, AttributeError, RecursionError)
+MALFORMED = (
+    OSError,
+    EOFError,
+    zlib.error,
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    RecursionError,
+    OverflowError,
+    MemoryError,
+)
 """The exceptions that reading or replaying an invalid recording may raise."""
 
 
@@ -85,7 +102,7 @@ def is_head(row: Any, key: str) -> bool:
 
 def why_unreadable(error: BaseException) -> str:
     """Describe what is wrong with a file, given the exception from reading it."""
-    return one_line(f"it has no {error}" if isinstance(error, KeyError) else error)
+    return one_line(f"it has no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__)
 
 
 def head_of(path: Path) -> Json:

@@ -9,6 +9,7 @@ from msgspec import Meta
 from dynabench.deployment.flags import LivePoolConfig
 from dynabench.experiment.settings import ExperimentConfig
 from foundation.settings import CheckedSettings, Count, Positive
+from mocker.config import SCHEDULERS, EngineTypeConfig
 from reports import fidelity
 
 
@@ -36,6 +37,19 @@ class ValidatePoolConfig(LivePoolConfig):
                 "aggregated "
                 "workers only; benchmarks/agreement.py --apart compares both clocks"
             )
+
+    def simulated(self, given: EngineTypeConfig | None) -> EngineTypeConfig:
+        """Return whose scheduler is simulated: that of the real engine, unless another is given.
+
+        Raises:
+            ValueError: the real engine has another one, and is measured now.
+        """
+        own = next((kind for kind in SCHEDULERS if kind == self.engine), None)
+        if given is None:
+            return EngineTypeConfig(engine_type=own or "vllm")
+        if own not in (None, given.engine_type):
+            raise ValueError(f"engine_type is {given.engine_type!r}; expected {own!r}, as engine")
+        return given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

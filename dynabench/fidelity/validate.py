@@ -149,7 +149,7 @@ def as_calibrated(settings: Settings) -> Settings:
         UserError: the calibration cannot be read.
     """
     (pool,) = settings.deployment.pools
-    if pool.timing.calibration is None:
+    if pool.timing.calibration is None or pool.engine_type != "vllm":  # a calibration has settings of vLLM
         return settings
     try:
         reported = read_calibration(pool.timing.calibration)["engine"]

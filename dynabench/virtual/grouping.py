@@ -7,15 +7,15 @@ from workloads import Request, WorkloadError
 class Grouping:
     """Translates a workload's block ids to the engine's block size."""
 
-    def __init__(self, trace_block: int, engine_block: int) -> None:
-        """Translate between two block sizes.
+    def __init__(self, trace_block: int, engine_block: int, setting: str = "block_size") -> None:
+        """Translate between two block sizes, of which the engine's has a name.
 
         Raises:
             WorkloadError: neither is a multiple of the other.
         """
         if trace_block % engine_block and engine_block % trace_block:
             raise WorkloadError(
-                f"block_size {engine_block} neither divides the workload's blocks of {trace_block} tokens nor is a multiple"
+                f"{setting} {engine_block} neither divides the workload's blocks of {trace_block} tokens nor is a multiple"
             )
         self._size = engine_block
         self._split = max(trace_block // engine_block, 1)

@@ -7,6 +7,7 @@ from dynabench.deployment.engines import SimulatedPool, context_of, max_model_le
 from dynabench.virtual.grouping import Grouping
 from mocker import BlockChain
 from mocker import Sequence as EngineSequence
+from mocker.config import own_name
 from serving.life.flight import Flight
 from serving.model.context import refusal
 from serving.router import Prompt, PromptBlocks
@@ -34,7 +35,9 @@ class Prompts:
         """Tokens of the longest request that the engines take, prompt and output together, if there is a limit."""
         self._context = context_of(present)
         self.columns = workload.columns
-        self._grouping = Grouping(workload.block_size, self.block_size)
+        self._grouping = Grouping(
+            workload.block_size, self.block_size, own_name(pools[0].engine.settings, "block_size")
+        )
 
     def refusal(self, number: int) -> str | None:
         """Return why the frontend refuses a request, None if it does not."""

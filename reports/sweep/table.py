@@ -24,6 +24,7 @@ from reports.tables import grid
 from reports.tables import tiers as tier_table
 from reports.tables.grid import Grid, GridColumn
 from reports.tables.use import split_note
+from reports.verdicts.engines import engine_errors
 
 SCHEMA = "dynabench.sweep/2"
 
@@ -189,6 +190,7 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
             axes,
             has_limits=bool(manifest["limits"]),
             elsewhere=manifest.get("elsewhere", {}),
+            engine_errors=engine_errors(manifest),
         ),
         "best": _best(possible),
     }

@@ -14,6 +14,7 @@ from reports.key import without_shared
 from reports.sweep.best_point import BestPoints, best_of, by_rest, compared, point_failures
 from reports.sweep.points import Impossible, Point
 from reports.tables.tiers import saved_along
+from reports.verdicts.engines import EngineError, between_engines
 from reports.verdicts.naming import LABELS, named, only_here, parted, there
 from reports.verdicts.routers import by_router, each_best
 
@@ -25,13 +26,18 @@ def grid_verdict(
     *,
     has_limits: bool,
     elsewhere: Mapping[str, str | None],
+    engine_errors: Mapping[str, EngineError],
 ) -> str:
     """Say which combination is best: within the limits first, then by mean latency."""
     count, shorter = len(points) + len(impossible), _short([point.name for point in points])
     elsewhere = {shorter[name]: where for name, where in elsewhere.items() if name in shorter}
+    means = {point.name: {"ttft": point.ttft_sched.mean, "tpot": point.tpot.mean} for point in points}
     points = [structs.replace(point, name=shorter[point.name]) for point in points]
     text = _answer(points, count) if has_limits and points else ""
-    text += _best(points, axes, elsewhere) + too_little(points) + _remarks(points) if points else ""
+    if points:
+        undecided = between_engines(engine_errors, means)
+        text += _best(points, axes, elsewhere) + f" {undecided}" * bool(undecided)
+        text += too_little(points) + _remarks(points)
     return (text + which_are_impossible(impossible)).strip()
 
 

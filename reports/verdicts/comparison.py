@@ -7,19 +7,20 @@ from reports.figures.slo import parse_slo
 from reports.figures.tiers import overlap_remark
 from reports.summary import WAYS, Difference, Ranking, RankingStep, Summary
 from reports.verdicts import headline
+from reports.verdicts.engines import EngineError, between_engines
 from reports.verdicts.fleet import fleet_verdict
 from reports.verdicts.naming import LABELS, MOST, named, only_here
 from reports.verdicts.ranking import OUT_OF_LIMITS
 
 
-def verdict(summary: Summary) -> str:
+def verdict(summary: Summary, engine_errors: Mapping[str, EngineError]) -> str:
     """Say in a few sentences which arm is best, by how much, and whether that is more than noise."""
     parts = [] if summary.is_valid else ["This run is not valid (see the notes): do not trust its figures."]
     parts.append(headline.answer(summary))
     parts.append(fleet_verdict(summary))  # first if the number of workers changes: that is what they are compared for
     if not summary.differences:
         parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
-    parts += [*_failures(summary), *_best(summary), *_elsewhere(summary)]
+    parts += [*_failures(summary), *_best(summary), _between_engines(summary, engine_errors), *_elsewhere(summary)]
     parts.append(_grown(summary))
     parts.append(overlap_remark((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
@@ -146,6 +147,13 @@ def _cost(ranking: Ranking) -> list[str]:
     if step.ties == kept:
         return [f"{named(kept)} also {'has' if len(kept) == 1 else 'have'} the lowest {label} of {count} arms."]
     return [f"{named(kept)} also {'ties' if len(kept) == 1 else 'tie'} for the lowest {label} of {count} arms."]
+
+
+def _between_engines(summary: Summary, errors: Mapping[str, EngineError]) -> str:
+    """Say in which means engines are too near each other for the errors of their times, among the compared arms."""
+    compared = summary.ranking.compared if summary.ranking else []
+    means = {arm: {"ttft": summary.arms[arm].ttft_sched.mean, "tpot": summary.arms[arm].tpot.mean} for arm in compared}
+    return between_engines(errors, means)
 
 
 def _above(pair: Difference) -> str:

@@ -1,6 +1,7 @@
 """Simulated engines with the schedulers of other engines than vLLM."""
 
 import asyncio
+import csv
 import itertools
 import json
 import re
@@ -14,6 +15,7 @@ from dynabench.deployment.file import DeploymentError, as_changed, read_deployme
 from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.paths import change_pool
 from dynabench.experiment.no_effect import no_effect
+from dynabench.fidelity.settings import ValidatePoolConfig
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import EngineTypeConfig, SimulatedConfig
 from mocker.timing.choose import resolve
@@ -55,6 +57,35 @@ def test_an_experiment_compares_three_schedulers(tmp_path):
     said = " ".join(done.stdout.split())
     assert "vLLM 0.32's or SGLang 0.5.23's or TensorRT-LLM's (its Python scheduler of 2026)" in said
     assert re.search(r"Room for KV: vllm [\d,]+ tokens, sglang [\d,]+ tokens, trtllm [\d,]+ tokens", said)
+
+
+def test_arms_that_differ_only_in_a_setting_that_their_engine_lacks_are_one(tmp_path):
+    axes = ("--vary", "engine_type=vllm,sglang", "--vary", "page_size=1,16,64")
+    done = dynabench("sweep", *axes, "--max-requests", "20", "--router-mode", "kv", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "run" / "table.csv").open() as file:
+        names = {row["name"] for row in csv.DictReader(file)}
+    assert names == {"engine_type vllm"} | {f"engine_type sglang, page_size {size}" for size in (1, 16, 64)}
+
+
+def test_an_engine_without_the_setting_that_is_searched_for_is_left_out(tmp_path):
+    search = ("--find", "max_num_seqs", "--low", "2", "--high", "4", "--slo", "e2e.mean <= 100s", "--router-mode", "kv")
+    given = (*search, "--max-requests", "20", "--out", tmp_path / "run")
+    done = dynabench("sweep", "--vary", "engine_type=vllm,sglang", *given)
+    assert done.returncode == 0, done.stderr
+    assert "left out: engine_type sglang (max_num_seqs has no effect" in " ".join(done.stdout.split())
+    done = dynabench("sweep", "--engine-type", "sglang", *given)
+    assert done.returncode == 2
+    assert "use max_running_requests" in done.stderr
+
+
+def test_engines_whose_times_are_too_near_for_their_errors_are_not_ranked(tmp_path):
+    given = ("--gpu", "h100", "--model", "llama-3.1-8b", "--max-requests", "40", "--router-mode", "kv")
+    done = dynabench("simulate", "--vary", "engine_type=vllm,sglang", *given, "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "Which engine is faster is not decided in mean TTFT (" in " ".join(done.stdout.split())
+    done = dynabench("simulate", "--vary", "engine_type=vllm,sglang", *given[4:], "--out", tmp_path / "generic")
+    assert "not decided" not in done.stdout
 
 
 SETTINGS = {
@@ -194,3 +225,39 @@ def test_what_is_written_of_a_deployment_can_be_read_again(tmp_path):
     file.write_text(json.dumps(as_changed(Deployment(pools=(pool,)))))
     (read,) = read_deployment(file).pools
     assert (read.engine_type, read.sglang.page_size, read.mocker) == ("sglang", 16, EngineConfig())
+
+
+def test_a_run_of_sglang_is_validated_with_sglangs_scheduler(tmp_path):
+    given = ("--engine-type", "sglang", "--max-requests", "30", "--router-mode", "round-robin")
+    done = dynabench("simulate", *given, "--workers", "1", "--out", tmp_path / "real")
+    assert done.returncode == 0, done.stderr
+    real = ("--real", tmp_path / "real")
+    done = dynabench("validate", *given, *real, "--fail-if", "ttft > 0.1%", "--out", tmp_path / "alike")
+    assert done.returncode == 0, done.stdout
+    done = dynabench("validate", *given[2:], *real, "--fail-if", "ttft > 0.1%", "--out", tmp_path / "other")
+    assert done.returncode == 1
+    assert "failed: " in done.stdout
+
+
+def test_a_real_engine_is_validated_with_its_own_scheduler():
+    assert ValidatePoolConfig(engine="sglang").simulated(None).engine_type == "sglang"
+    assert ValidatePoolConfig().simulated(EngineTypeConfig(engine_type="trtllm")).engine_type == "trtllm"
+    with pytest.raises(ValueError, match="engine_type is 'trtllm'; expected 'sglang', as engine"):
+        ValidatePoolConfig(engine="sglang").simulated(EngineTypeConfig(engine_type="trtllm"))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("sglang", "page_size"), ("trtllm", "tokens_per_block")])
+def test_a_block_size_that_does_not_fit_the_workload_is_named_as_its_engine_does(tmp_path, kind, name):
+    given = (
+        "--engine-type",
+        kind,
+        f"--{name.replace('_', '-')}",
+        "3",
+        "--max-requests",
+        "9",
+        "--out",
+        tmp_path / "run",
+    )
+    done = dynabench("simulate", *given)
+    assert done.returncode == 2
+    assert f"{name} 3 neither divides the workload's blocks of 512 tokens" in done.stderr

@@ -143,6 +143,38 @@ def test_what_is_no_whole_recording_is_refused_in_a_line(tmp_path, edit, message
     assert "\n" not in str(caught.value)
 
 
+def sent(name, value):
+    """Change what an SGLang recording says of its second call."""
+    return lambda rows: rows[0]["scenario"]["actions"][1].__setitem__(name, value)
+
+
+def asked(name, value):
+    """Change what a TensorRT-LLM recording says of its second request."""
+    return lambda rows: rows[0]["requests"][1].__setitem__(name, value)
+
+
+@pytest.mark.parametrize(
+    ("file", "edit", "message"),
+    [
+        ("sglang-0.5", sent("prompt", [1, -5]), r"Expected `int` >= 0 - at `\$\[1\]\.prompt\[1\]`"),
+        ("sglang-0.5", sent("prompt", "hello"), r"Expected `array`, got `str` - at `\$\[1\]\.prompt`"),
+        ("sglang-0.5", sent("max_new_tokens", 10**18), r"at `\$\[1\]\.max_new_tokens`"),
+        ("sglang-0.5", sent("before_step", None), r"at `\$\[1\]\.before_step`"),
+        ("sglang-0.5", sent("op", "pause"), "Invalid value 'pause'"),
+        ("sglang-0.5", swap("resolved", "max_total_num_tokens", []), "cannot be replayed"),
+        ("trtllm", asked("max_new", 10**18), r"at `\$\[1\]\.max_new`"),
+        ("trtllm", asked("prompt", [[5, 1 << 23], [7, 1 << 23], [9, 9]]), "expected at most 16,777,216"),
+        ("trtllm", asked("prompt", [[5]]), r"at `\$\[1\]\.prompt\[0\]`"),
+        ("trtllm", lambda rows: rows[9].__setitem__("ranks", 7), "step 8: cannot be replayed"),
+    ],
+)
+def test_what_another_engines_recording_has_wrong_is_named(tmp_path, file, edit, message):
+    first = min((HERE.parents[1] / "golden" / file).glob("*.gz"))
+    with pytest.raises(RecordingError, match=message) as caught:
+        families.verify(edited(first, tmp_path, edit))
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_that_unpacks_to_more_than_a_recording_holds_is_not_read(tmp_path):
     bomb = tmp_path / "bomb.jsonl.gz"
     with gzip.open(bomb, "wb", compresslevel=1) as packed:

@@ -6,7 +6,19 @@ A file has the scenario on line 1, then a line for each iteration of the event l
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
+import msgspec
+
+from dynabench.fidelity.recordings import (
+    MALFORMED,
+    Json,
+    NumTokens,
+    RecordingError,
+    Step,
+    Token,
+    is_head,
+    rows_of,
+    why_unreadable,
+)
 from mocker.sglang.config import SglangConfig
 
 NOT_MODELLED = (
@@ -44,6 +56,35 @@ SENT = "published"
 """Whether SGLang sends the events of its cache in this step. Recordings may be without."""
 LISTS = ("reqs", "requeued", "tokens", "finished", "aborted")
 """Fields that are left out if they are empty."""
+
+
+class Add(msgspec.Struct, tag="add", tag_field="op"):
+    """A recorded request."""
+
+    before_step: Step
+    id: str
+    prompt: list[Token]
+    max_new_tokens: NumTokens
+    resolved_max_new_tokens: NumTokens | None = None
+    """What SGLang made of it, if that is less."""
+    ignore_eos: bool = False
+    priority: int | None = None
+    cache_salt: str | None = None
+    extra_key: str | None = None
+
+
+class Abort(msgspec.Struct, tag="abort", tag_field="op"):
+    """A recorded request that its client gives up."""
+
+    before_step: Step
+    id: str
+
+
+class Flush(msgspec.Struct, tag="flush", tag_field="op"):
+    """A recorded flush of the cache, and whether SGLang did it."""
+
+    before_step: Step
+    ok: bool
 
 
 @dataclass
@@ -106,7 +147,8 @@ def read(path: Path) -> Recording:
         for row in steps:
             for id, token in row.get("tokens", ()):
                 outputs.setdefault(id, []).append(token)
-        actions = [_action(action, outputs, scenario["resolved"]) for action in scenario["actions"]]
+        calls = msgspec.convert(scenario["actions"], list[Add | Abort | Flush])
+        actions = [_action(call, outputs, scenario["resolved"]) for call in calls]
         iterations = [_iteration(path, number, row) for number, row in enumerate(steps)]
         resolved = scenario["resolved"]
         recording = Recording(
@@ -153,29 +195,29 @@ def _config(path: Path, scenario: Json) -> SglangConfig:
     return SglangConfig(**known)
 
 
-def _action(action: Json, outputs: dict[str, list[int]], resolved: Json) -> Action:
-    kind = action["op"]
-    if kind == "flush":
-        return Action(kind, action["before_step"], is_done=action["ok"])
-    if kind == "abort":
-        return Action(kind, action["before_step"], action["id"])
-    if kind != "add":
-        raise ValueError(f"expected add, abort or flush, not op {kind!r}")
-    output, ignores_eos = outputs.get(action["id"], []), action.get("ignore_eos", False)
-    has_stop = not ignores_eos and resolved["eos"] in output
-    return Action(
-        kind,
-        action["before_step"],
-        action["id"],
-        action["prompt"],
-        output,
-        action["resolved_max_new_tokens"] if "resolved_max_new_tokens" in action else action["max_new_tokens"],
-        stop_after=output.index(resolved["eos"]) + 1 if has_stop else None,
-        ignores_eos=ignores_eos,
-        priority=action.get("priority"),
-        salt=action.get("cache_salt"),
-        extra_key=action.get("extra_key"),
-    )
+def _action(call: Add | Abort | Flush, outputs: dict[str, list[int]], resolved: Json) -> Action:
+    match call:
+        case Flush():
+            return Action("flush", call.before_step, is_done=call.ok)
+        case Abort():
+            return Action("abort", call.before_step, call.id)
+        case Add():
+            output = outputs.get(call.id, [])
+            has_stop = not call.ignore_eos and resolved["eos"] in output
+            resolved_max = call.resolved_max_new_tokens
+            return Action(
+                "add",
+                call.before_step,
+                call.id,
+                call.prompt,
+                output,
+                call.max_new_tokens if resolved_max is None else resolved_max,
+                stop_after=output.index(resolved["eos"]) + 1 if has_stop else None,
+                ignores_eos=call.ignore_eos,
+                priority=call.priority,
+                salt=call.cache_salt,
+                extra_key=call.extra_key,
+            )
 
 
 def _iteration(path: Path, number: int, row: Json) -> Iteration:

@@ -17,7 +17,10 @@ def verify(recording: Recording) -> Verdict:
     Raises:
         RecordingError: it cannot be replayed.
     """
-    replay = _Replay(recording)
+    try:
+        replay = _Replay(recording)
+    except MALFORMED as error:
+        raise RecordingError(f"{recording.path}: cannot be replayed ({why_unreadable(error)})") from error
     num_events = 0
     for iteration in recording.iterations:
         number = iteration.number

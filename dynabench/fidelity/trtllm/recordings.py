@@ -9,7 +9,19 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
+import msgspec
+
+from dynabench.fidelity.recordings import (
+    MALFORMED,
+    Json,
+    NumTokens,
+    RecordingError,
+    Step,
+    Token,
+    is_head,
+    rows_of,
+    why_unreadable,
+)
 from mocker.chain import BlockChain
 from mocker.trtllm.request import Request
 from mocker.trtllm.settings import BalanceSettings, Settings
@@ -21,6 +33,8 @@ KNOWN_SETTINGS = {
     *("two_step", "capacity", "max_active", "wait_iters", "wait_ratio", "adapters", "transfer_iters", "drafts", "store"),
     *("no_kv", "adp"),
 }  # fmt: skip
+MAX_LENGTH = 1 << 24
+"""Tokens of the longest request that is read."""
 NUM_SPARE_OUTPUTS = 8
 """Outputs that a request may have beyond those asked for, if it is paused when its last one is in flight."""
 
@@ -44,6 +58,22 @@ class Recording:
     """Steps from the allocation of a prompt's blocks until its KV has come from elsewhere."""
     arrivals: list[Arrival]
     steps: list[Json]
+
+
+class RecordedRequest(msgspec.Struct):
+    """A request as a recording has it; its tokens count up from the first of each run."""
+
+    id: int
+    arrive: Step
+    prompt: list[tuple[Token, NumTokens]]
+    max_new: NumTokens
+    out: Token
+    stop_at: int | None = None
+    abort: Step | None = None
+    gen_init: bool = False
+    lora: int | None = None
+    rank: Step | None = None
+    relax: bool = False
 
 
 def read(path: Path) -> Recording:
@@ -72,9 +102,8 @@ def _read(path: Path, rows: list[Json]) -> Recording:
     for number, row in enumerate(steps):
         if row["step"] != number:
             raise RecordingError(f"{path}, line {number + 2}: has step {row['step']} instead of {number}")
-    arrivals = [
-        Arrival(_request(each, scenario["block"]), each["arrive"], each.get("abort")) for each in rows[0]["requests"]
-    ]
+    given = msgspec.convert(rows[0]["requests"], list[RecordedRequest])
+    arrivals = [Arrival(_request(each, scenario["block"]), each.arrive, each.abort) for each in given]
     return Recording(path, _settings(scenario), scenario.get("transfer_iters", 0), arrivals, steps)
 
 
@@ -112,20 +141,22 @@ def _balance(adp: Json) -> BalanceSettings:
     )
 
 
-def _request(row: Json, block_size: int) -> Request:
-    tokens = [first + offset for first, length in row["prompt"] for offset in range(length)]
-    num_prompt = len(tokens)
-    tokens += range(row["out"], row["out"] + row["max_new"] + NUM_SPARE_OUTPUTS)
+def _request(row: RecordedRequest, block_size: int) -> Request:
+    num_prompt = sum(length for _, length in row.prompt)
+    if num_prompt + row.max_new > MAX_LENGTH:
+        raise ValueError(f"request {row.id} has {num_prompt + row.max_new:,} tokens; expected at most {MAX_LENGTH:,}")
+    tokens = [first + offset for first, length in row.prompt for offset in range(length)]
+    tokens += range(row.out, row.out + row.max_new + NUM_SPARE_OUTPUTS)
     return Request(
-        row["id"],
+        row.id,
         num_prompt=num_prompt,
-        max_tokens=row["max_new"],
-        chain=BlockChain(content_ids(tokens, block_size, row.get("lora"))),
-        stop_after=row.get("stop_at"),
-        adapter=row.get("lora"),
-        is_generation_only=row.get("gen_init", False),
-        rank=row.get("rank"),
-        has_strict_rank=row.get("rank") is not None and not row.get("relax", False),
+        max_tokens=row.max_new,
+        chain=BlockChain(content_ids(tokens, block_size, row.lora)),
+        stop_after=row.stop_at,
+        adapter=row.lora,
+        is_generation_only=row.gen_init,
+        rank=row.rank,
+        has_strict_rank=row.rank is not None and not row.relax,
     )
 
 

@@ -24,12 +24,11 @@ def verify(recording: Recording) -> Verdict:
         raise RecordingError(f"{recording.path}: cannot be replayed ({why_unreadable(error)})") from error
     for number, row in enumerate(recording.steps):
         try:
-            ours = replay.step(number)
+            difference = _first_difference(number, row, replay.step(number))
         except (*MALFORMED, AssertionError, OutOfBlocksError) as error:
             raise RecordingError(
                 f"{recording.path}, step {number}: cannot be replayed ({why_unreadable(error)})"
             ) from error
-        difference = _first_difference(number, row, ours)
         if difference is not None:
             return Verdict(recording.path, "trtllm", VERSION, number, 0, difference)
     if replay.num_unfinished:
