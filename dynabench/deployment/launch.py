@@ -151,9 +151,12 @@ def _words(name: str, value: Any) -> Iterator[str]:
 def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     """Return SGLang's command line; the quantization is one that it makes on loading."""
     timing = pool.timing
-    config, left_out = with_sglang_defaults(pool.sglang, timing), list[str]()
     if pool.engine_type == "vllm":
         config, left_out = _as_sglang(pool)
+    else:
+        own, left_out = pool.engine_config, list[str]()
+        assert isinstance(own, SglangConfig)
+        config = with_sglang_defaults(own, timing)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
     settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
