@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
+from mocker import TrtllmConfig
 from mocker.config import flag_of, own_name
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
@@ -206,7 +207,8 @@ def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
     longest = config.max_model_len or sys.maxsize
     outputs = np.ones_like(columns.output_length) if config.kv_role == "kv_producer" else columns.output_length
     is_beyond = np.minimum(columns.input_length.astype(np.int64) + outputs, longest) - 1 > capacity
-    is_whole = not config.enable_chunked_prefill and columns.input_length > config.max_num_batched_tokens
+    computes = config.kv_role != "kv_consumer" or not isinstance(engine.settings, TrtllmConfig)
+    is_whole = computes and not config.enable_chunked_prefill and columns.input_length > config.max_num_batched_tokens
     number = _first((is_beyond | is_whole) & are_answered(workload, config.max_model_len))
     if number is None:
         return

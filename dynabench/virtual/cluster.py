@@ -128,7 +128,7 @@ class Cluster:
                 self.clock.run()  # others may have waited for those to end
         except NeverAdmittedError as error:
             count = len(self.workload) - self.num_ended
-            raise StalledError(f"{count:,} requests never finish, as in vLLM: {error}") from error
+            raise StalledError(f"{count:,} requests never finish, as with the real engine: {error}") from error
         except EngineStoppedError as error:
             raise StalledError(f"an engine stops, as the real one would: {error}") from error
         if self.num_ended != len(self.workload):

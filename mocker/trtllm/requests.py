@@ -29,7 +29,8 @@ class Requests:
                 raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_seq_len ({config.max_seq_len})")
             sequence.num_limit = min(sequence.num_limit, config.max_seq_len)
             sequence.num_total = min(sequence.num_total, config.max_seq_len)
-        if not config.enable_chunked_context and sequence.num_prompt > config.max_num_tokens:
+        is_computed = not sequence.is_remote_prefill
+        if is_computed and not config.enable_chunked_context and sequence.num_prompt > config.max_num_tokens:
             raise ValueError(
                 f"prompt of {sequence.num_prompt} tokens; without enable_chunked_context it must be at most "
                 f"max_num_tokens ({config.max_num_tokens})"

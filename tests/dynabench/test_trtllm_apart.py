@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.engines import check_fits, engines_of
 from dynabench.deployment.fleet import FleetConfig
 from mocker import TrtllmConfig
 from mocker.network.config import TransferConfig
@@ -63,6 +64,13 @@ def test_a_generation_server_computes_a_whole_request_where_that_is_asked_for():
     found = simulated(apart(disaggregation=config), workload((0.0, 96, 3), (0.01, 96, 3)))
     assert found.prefill_worker.tolist() == [0, None]
     assert found.first_token_s[1] == pytest.approx(0.01 + PREFILL_S)
+
+
+def test_a_generation_server_takes_prompts_that_it_could_not_compute():
+    decode = pool("decode", max_num_tokens=64, max_batch_size=64)
+    requests = workload((0.0, 96, 3))
+    check_fits(requests, engines_of(apart(decode=decode))[1])
+    assert simulated(apart(decode=decode), requests).osl.tolist() == [3]
 
 
 def test_the_order_of_its_steps_cannot_be_changed():
