@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from dynabench.arm import Settings
 from dynabench.capacity.work import LeastWork, prices_of
-from dynabench.deployment.engines import answered, check_fits, engines_of, max_model_len_of
+from dynabench.deployment.engines import answered, check_fits, engines_of, longest_of
 from dynabench.deployment.prefill import prefill_s
 from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.source import Source
@@ -91,11 +91,11 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
             check_fits(workload, engine, fail_on_too_long=settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:
         return Floor(impossible=str(error))
-    context = max_model_len_of(engines)
-    everything, workload = workload, answered(workload, context)
+    longest = longest_of(engines)
+    everything, workload = workload, answered(workload, longest)
     if not len(workload):
-        return Floor(impossible=f"every request is longer than the context of {context:,} tokens (max_model_len)")
-    if (reason := missed_by_refusals(everything, settings.load, context, limits, attainment)) is not None:
+        return Floor(impossible=f"no request fits {longest}")
+    if (reason := missed_by_refusals(everything, settings.load, longest, limits, attainment)) is not None:
         return Floor(impossible=reason)
     prefilling = [engine for engine in engines if engine.config.kv_role != "kv_consumer"]
     decoding = next(engine for engine in engines if engine.config.kv_role != "kv_producer")

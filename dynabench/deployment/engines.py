@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +12,11 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker import TrtllmConfig
 from mocker.config import flag_of, own_name
+from mocker.contract import EngineSettings
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
+from serving.model.context import refusal
 from workloads import Workload, WorkloadError
 
 SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
@@ -135,37 +138,89 @@ def context_of(engines: Iterable[SimulatedEngine]) -> int:
     )
 
 
-def max_model_len_of(engines: Iterable[SimulatedEngine]) -> int | None:
-    """Return the tokens of the longest request that every engine takes, prompt and output together (None: no limit)."""
-    return min((engine.config.max_model_len for engine in engines if engine.config.max_model_len), default=None)
+class Longest(NamedTuple):
+    """The longest requests that are answered, in tokens; None: of any length. A server refuses others one by one."""
+
+    context: int | None = None
+    """Prompt and output together."""
+    prompt: int | None = None
+    """If prompts are not cut: what one step takes."""
+
+    def __str__(self) -> str:
+        context = "" if self.context is None else f"the context of {self.context:,} tokens"
+        step = "" if self.prompt is None else f"a step of {self.prompt:,} tokens, in which a whole prompt is computed"
+        return " or ".join(filter(None, (context, step)))
+
+    def refusal(self, num_prompt: int, max_tokens: int) -> str | None:
+        """Return why a request is refused; None if it is answered."""
+        if self.prompt is not None and num_prompt > self.prompt:
+            return f"the prompt has {num_prompt} tokens; a step takes {self.prompt} and prompts are not cut"
+        return None if self.context is None else refusal(self.context, num_prompt, max_tokens)
 
 
-def answered(workload: Workload, context: int | None) -> Workload:
-    """Return what engines with a context of this many tokens compute of a workload: without what they refuse or cut."""
+ANY_LENGTH = Longest()
+UNLIMITED = np.iinfo(np.int32).max
+"""More tokens than any request of a workload has."""
+
+
+def longest_of(engines: Iterable[SimulatedEngine]) -> Longest:
+    """Return the longest requests that every engine takes."""
+    each = list(map(longest_in, engines))
+    context = min((one.context for one in each if one.context), default=None)
+    return Longest(context, min((one.prompt for one in each if one.prompt), default=None))
+
+
+def longest_in(engine: SimulatedEngine) -> Longest:
+    """Return the longest requests that an engine takes."""
+    return Longest(engine.config.max_model_len, longest_prompt(engine.settings))
+
+
+def longest_prompt(settings: EngineSettings) -> int | None:
+    """Return the tokens of the longest prompt, if a step has to take all of it.
+
+    vLLM that does not cut prompts does not start with a longer context than a step.
+    """
+    if isinstance(settings, TrtllmConfig) and not (settings.enable_chunked_context or _is_generation_server(settings)):
+        return settings.max_num_tokens
+    return None
+
+
+def _is_generation_server(settings: EngineSettings) -> bool:
+    """Return whether TensorRT-LLM computes the prompts elsewhere."""
+    return isinstance(settings, TrtllmConfig) and settings.server_role == "generation"
+
+
+def answered(workload: Workload, longest: Longest) -> Workload:
+    """Return what engines with these limits compute of a workload: without what they refuse or cut."""
     columns = workload.columns
-    if context is None or (columns.input_length + columns.output_length <= context).all():
+    are = are_answered(workload, longest)
+    room = UNLIMITED if longest.context is None else longest.context
+    if are.all() and (columns.input_length + columns.output_length <= room).all():
         return workload
-    kept = columns.select(np.flatnonzero(are_answered(workload, context)).tolist())
-    lengths = np.minimum(kept.output_length, context - kept.input_length)
+    kept = columns.select(np.flatnonzero(are).tolist())
+    lengths = np.minimum(kept.output_length, room - kept.input_length)
     return replace(workload, requests=kept.replace(output_length=lengths))
 
 
-def are_answered(workload: Workload, context: int | None) -> npt.NDArray[np.bool_]:
-    """Return which requests a server with this context answers, as `serving.model.context` decides it for each."""
-    columns, longest = workload.columns, sys.maxsize if context is None else context
-    return (columns.input_length < longest) & (columns.output_length <= longest)
+def are_answered(workload: Workload, longest: Longest) -> npt.NDArray[np.bool_]:
+    """Return which requests a server with these limits answers, as `Longest.refusal` decides it for each."""
+    columns = workload.columns
+    context = UNLIMITED if longest.context is None else longest.context
+    prompt = UNLIMITED if longest.prompt is None else longest.prompt
+    return (columns.input_length < context) & (columns.input_length <= prompt) & (columns.output_length <= context)
 
 
 def beyond_context(workload: Workload, pool: Pool) -> str:
     """Say how many requests no number of workers of a pool can serve; nothing if there are none."""
-    context = pool.mocker.max_model_len
+    config, context = pool.engine_config, pool.engine_config.max_model_len
     if context is None and pool.timing.timing_name == "roofline":
         context = pool.timing.shape.context_length
-    refused = int((~are_answered(workload, context)).sum())
+    longest = Longest(context, longest_prompt(config))
+    refused = int((~are_answered(workload, longest)).sum())
     if not refused:
         return ""
     return (
-        f"{refused:,} of {len(workload):,} requests do not fit the context of {context:,} tokens. They are refused (HTTP 400) "
+        f"{refused:,} of {len(workload):,} requests do not fit {longest}. They are refused (HTTP 400) "
         "and count as failed, whatever the number of GPUs; use a model with a longer context, or cut prompts with --cap-isl."
     )
 
@@ -181,14 +236,19 @@ def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long:
     Raises:
         WorkloadError: there is such a request; the message names the first, and a remedy.
     """
-    context = engine.config.max_model_len
-    if fail_on_too_long and context is not None:
-        _check_context(workload, context, engine)
+    if fail_on_too_long:
+        _check_limits(workload, longest_in(engine), engine)
     _check_room(workload, engine)
 
 
-def _check_context(workload: Workload, context: int, engine: SimulatedEngine) -> None:
-    columns = workload.columns
+def _check_limits(workload: Workload, longest: Longest, engine: SimulatedEngine) -> None:
+    columns, context = workload.columns, longest.context
+    if longest.prompt is not None:
+        number = _first(columns.input_length > longest.prompt)
+        if number is not None:
+            raise WorkloadError(_uncut(workload, number, engine))
+    if context is None:
+        return
     number = _first(columns.input_length + columns.output_length > context)
     if number is not None:
         input_length, output_length = columns.lengths(number)
@@ -204,12 +264,12 @@ def _check_context(workload: Workload, context: int, engine: SimulatedEngine) ->
 def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
     """Refuse a request that never fits into the KV cache, or into a step; what a server refuses does not count."""
     config, capacity, columns = engine.config, engine.longest_sequence, workload.columns
-    longest = config.max_model_len or sys.maxsize
+    context = config.max_model_len or sys.maxsize
     outputs = np.ones_like(columns.output_length) if config.kv_role == "kv_producer" else columns.output_length
-    is_beyond = np.minimum(columns.input_length.astype(np.int64) + outputs, longest) - 1 > capacity
-    computes = config.kv_role != "kv_consumer" or not isinstance(engine.settings, TrtllmConfig)
-    is_whole = computes and not config.enable_chunked_prefill and columns.input_length > config.max_num_batched_tokens
-    number = _first((is_beyond | is_whole) & are_answered(workload, config.max_model_len))
+    is_beyond = np.minimum(columns.input_length.astype(np.int64) + outputs, context) - 1 > capacity
+    is_cut = config.enable_chunked_prefill or _is_generation_server(engine.settings)
+    is_whole = columns.input_length > (sys.maxsize if is_cut else config.max_num_batched_tokens)
+    number = _first((is_beyond | is_whole) & are_answered(workload, longest_in(engine)))
     if number is None:
         return
     name, part = f"{workload.name}: request {number}", PARTS[config.kv_role]
@@ -219,10 +279,17 @@ def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
             f"that {part} engine can hold ({engine.num_usable_blocks} blocks of {config.block_size} tokens); raise "
             f"{flag_of(engine.settings, 'num_gpu_blocks')} or cut prompts with --cap-isl"
         )
-    raise WorkloadError(
-        f"{name} has a prompt of {columns.input_length[number]} tokens; {part} engine computes at most "
-        f"{config.max_num_batched_tokens} in a step and does not cut prompts: raise "
-        f"{flag_of(engine.settings, 'max_num_batched_tokens')} or use {flag_of(engine.settings, 'enable_chunked_prefill')}"
+    raise WorkloadError(_uncut(workload, number, engine))
+
+
+def _uncut(workload: Workload, number: int, engine: SimulatedEngine) -> str:
+    """Say that a prompt is longer than a step of an engine that does not cut prompts."""
+    config = engine.config
+    return (
+        f"{workload.name}: request {number} has a prompt of {workload.columns.input_length[number]} tokens; "
+        f"{PARTS[config.kv_role]} engine computes at most {config.max_num_batched_tokens} in a step and does not cut prompts: "
+        f"raise {flag_of(engine.settings, 'max_num_batched_tokens')} or use "
+        f"{flag_of(engine.settings, 'enable_chunked_prefill')}"
     )
 
 

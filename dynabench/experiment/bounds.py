@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynabench.arm import Arm
-from dynabench.deployment.engines import answered, engines_of, max_model_len_of
+from dynabench.deployment.engines import answered, engines_of, longest_of
 from dynabench.deployment.prefill import prefill_s
 from mocker.tiers.config import HostMemory
 from mocker.timing.choose import SimulatedEngine
@@ -73,7 +73,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
     They do if all arms see the same arrivals, which do not wait for answers.
     """
     prompts_of = functools.cache(
-        lambda shape, load, block_size, context: PromptHits(answered(source(shape), context), block_size, load)
+        lambda shape, load, block_size, longest: PromptHits(answered(source(shape), longest), block_size, load)
     )
     shares: dict[str, dict[str, float]] = {}
     times: list[float | None] = []
@@ -83,7 +83,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
         if load.is_closed or source(shape).has_dependencies or any(engine.config.kv_role for engine in engines):
             times.append(None)
             continue
-        prompts = prompts_of(shape, load, engines[0].config.block_size, max_model_len_of(engines))
+        prompts = prompts_of(shape, load, engines[0].config.block_size, longest_of(engines))
         tiers = tiers_of(engines)
         if not prompts.is_counted.any():
             return Bounds()

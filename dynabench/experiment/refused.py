@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dynabench.arm import Arm
-from dynabench.deployment.engines import are_answered, engines_of, max_model_len_of
+from dynabench.deployment.engines import ANY_LENGTH, Longest, are_answered, engines_of, longest_of
 from dynabench.experiment.source import Source
 from foundation.errors import UserError
 from reports.figures.conditions import Condition
@@ -26,28 +26,28 @@ def check_refusals(
     reasons = []
     for arm in arms if find not in LENGTHS else ():
         try:
-            context = max_model_len_of(engines_of(arm.settings.deployment))
+            longest = longest_of(engines_of(arm.settings.deployment))
         except ValueError:  # the search says why the arm is impossible
             continue
         workload = source(arm.settings.shape)
-        reasons.append(missed_by_refusals(workload, arm.settings.load, context, limits, attainment))
+        reasons.append(missed_by_refusals(workload, arm.settings.load, longest, limits, attainment))
     if reasons and all(reasons):
         raise UserError(str(reasons[0]))
 
 
 def missed_by_refusals(
-    workload: Workload, load: LoadConfig, context: int | None, limits: Sequence[Condition], attainment: float
+    workload: Workload, load: LoadConfig, longest: Longest, limits: Sequence[Condition], attainment: float
 ) -> str | None:
-    """Say which limit is missed because engines with this context (None: any length) refuse too many requests."""
-    if context is None or (load.has_window and load.waits_for_answers(workload)):
+    """Say which limit is missed because engines with these limits refuse too many requests."""
+    if longest == ANY_LENGTH or (load.has_window and load.waits_for_answers(workload)):
         return None  # which requests count depends on answers, too
     may_count = load.may_count(workload)
-    count, refused = int(may_count.sum()), int((may_count & ~are_answered(workload, context)).sum())
+    count, refused = int(may_count.sum()), int((may_count & ~are_answered(workload, longest)).sum())
     missed = next((limit for limit in limits if _misses(limit, count, refused, attainment)), None)
     if missed is None:
         return None
     return (
-        f"{refused:,} of {count:,} requests do not fit the context of {context:,} tokens and fail with any number of "
+        f"{refused:,} of {count:,} requests do not fit {longest} and fail with any number of "
         f"GPUs, too many for {missed}: use a model with a longer context (or a larger --max-model-len, if you set it), "
         "or cut prompts with --cap-isl"
     )

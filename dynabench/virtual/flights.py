@@ -83,7 +83,7 @@ class Flights:
     def begin(self, number: int) -> None:
         """Send a request on its way."""
         flight = self._of[number] = Flight(number, self._terms)
-        if self._prompts.longest is not None and (reason := self._prompts.refusal(number)) is not None:
+        if self._prompts.has_limits and (reason := self._prompts.refusal(number)) is not None:
             self.num_refused += 1
             self.act(flight, flight.fail(f"HTTP 400: {reason}", "invalid"))
         else:

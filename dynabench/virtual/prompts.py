@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dynabench.deployment.engines import SimulatedPool, context_of, max_model_len_of
+from dynabench.deployment.engines import ANY_LENGTH, SimulatedPool, context_of, longest_of
 from dynabench.virtual.grouping import Grouping
 from mocker import BlockChain
 from mocker import Sequence as EngineSequence
 from mocker.config import own_name
 from serving.life.flight import Flight
-from serving.model.context import refusal
 from serving.router import Prompt, PromptBlocks
 from workloads import Request, Workload
 
@@ -31,8 +30,9 @@ class Prompts:
         """Prepare the requests of a workload for pools, all of which use KV blocks of the same size."""
         present = [pool.engine for pool in pools if pool.replicas]
         self.block_size = pools[0].engine.config.block_size
-        self.longest = max_model_len_of(present)
-        """Tokens of the longest request that the engines take, prompt and output together, if there is a limit."""
+        self.longest = longest_of(present)
+        """The longest requests that the engines take."""
+        self.has_limits = self.longest != ANY_LENGTH
         self._context = context_of(present)
         self.columns = workload.columns
         self._grouping = Grouping(
@@ -41,7 +41,7 @@ class Prompts:
 
     def refusal(self, number: int) -> str | None:
         """Return why the frontend refuses a request, None if it does not."""
-        return None if self.longest is None else refusal(self.longest, *self.columns.lengths(number))
+        return self.longest.refusal(*self.columns.lengths(number))
 
     def prepare(self, flight: Flight) -> Prepared:
         """Return what is sent for a request, including tokens generated so far."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from dynabench.arm import Run
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.engines import check_fits, engines_of, pools_of
+from dynabench.deployment.engines import ANY_LENGTH, check_fits, engines_of, pools_of
 from dynabench.interrupt import noted
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
@@ -121,9 +121,13 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
     fleet = fleet_use(cluster, planner)
     if missed := sum(event.time_s > fleet.length_s for event in run.deployment.fleet.timeline):
         facts["missed_events"] = missed
-    if cluster.prompts.longest is not None:
+    longest = cluster.prompts.longest
+    if longest != ANY_LENGTH:
         is_cut = requests.succeeded & (requests.osl < requests.planned_osl.filled(0))
-        facts |= {"refused": cluster.flights.num_refused, "cut": int(is_cut.sum()), "context": cluster.prompts.longest}
+        facts |= {"refused": cluster.flights.num_refused, "cut": int(is_cut.sum())}
+        facts |= {name: value for name, value in longest._asdict().items() if value is not None}
+        if longest.prompt is not None:
+            facts["uncut"] = int((requests.isl > longest.prompt).sum())
     waits_s = requests.first_token_s - requests.sent_s
     if any(overhead) and waits_s.filled(0).sum() > 0:  # not if none was answered, nor if steps take no time
         delays_s = cluster.arrivals.delays_s + cluster.flights.rank_effects.pauses_s

@@ -175,21 +175,31 @@ def remarks(repeats: list[Record]) -> list[str]:
 def _too_long(repeats: list[Record]) -> str:
     """Say which requests did not fit the context, and what to do."""
     refused, cut = (sum(int(run.facts.get(name) or 0) for run in repeats) for name in ("refused", "cut"))
-    total, room = (
-        sum(len(run.requests) for run in repeats),
-        f"the context of {int(repeats[0].facts['context']):,} tokens",
-    )
+    total, facts = sum(len(run.requests) for run in repeats), repeats[0].facts
+    uncut = sum(int(run.facts.get("uncut") or 0) for run in repeats)
     found = []
-    if refused:
-        do, were = ("does", "was") if refused == 1 else ("do", "were")
-        found.append(f"{refused:,} of {total:,} requests {do} not fit {room} and {were} refused (HTTP 400)")
+    if uncut:
+        step = f"a step of {int(facts['prompt']):,} tokens, in which a whole prompt is computed"
+        found.append(
+            f"{_refused(uncut, total, step)}; cut prompts with --enable-chunked-context, or raise --max-num-tokens"
+        )
+    if refused == uncut and not cut:
+        return found[0]
+    room = f"the context of {int(facts['context']):,} tokens"
+    if refused > uncut:
+        found.append(_refused(refused - uncut, total, room))
     if cut:
-        found.append(f"{cut:,} answer{' was' if cut == 1 else 's were'} cut" + f" at {room}" * (not refused))
+        found.append(f"{cut:,} answer{' was' if cut == 1 else 's were'} cut" + f" at {room}" * (refused == uncut))
     found.append(
         "use a model with a longer context (or a larger --max-model-len, if you set it), or --fail-on-too-long to refuse such "
         "a workload"
     )
     return "; ".join(found)
+
+
+def _refused(count: int, total: int, room: str) -> str:
+    do, were = ("does", "was") if count == 1 else ("do", "were")
+    return f"{count:,} of {total:,} requests {do} not fit {room} and {were} refused (HTTP 400)"
 
 
 def _by_priority(repeats: list[Record]) -> list[str]:

@@ -6,6 +6,7 @@ import pytest
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.engines import Longest
 from dynabench.experiment.refused import missed_by_refusals
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
@@ -47,7 +48,7 @@ def test_a_limit_is_missed_by_refusals_alone_where_a_simulation_with_any_workers
     deployment = Deployment(pools=(Pool(replicas=8, mocker=engine, timing=TimingConfig()),))
     record = simulate(Run.alone(Settings(deployment, SHAPE)), WORKLOAD)
     [outcome] = summarize([record], [limit]).arms[record.arm].outcomes
-    reason = missed_by_refusals(WORKLOAD, LoadConfig(), context, [limit], 0.99)
+    reason = missed_by_refusals(WORKLOAD, LoadConfig(), Longest(context), [limit], 0.99)
     assert (reason is not None) is (outcome.state == "missed")
 
 
@@ -58,7 +59,7 @@ def test_limits_per_request_are_not_missed_by_as_many_refusals_as_they_allow(att
         refused = round(100 * (1 - attainment)) + more
         requests = [Request(n / 10, 900 if n < refused else 50, 4, (n,)) for n in range(100)]
         workload, limit = Workload("some", 1024, requests, knows_prefixes=False), slo.parse_slo("ttft <= 900s")
-        reason = missed_by_refusals(workload, LoadConfig(), 500, [limit], attainment)
+        reason = missed_by_refusals(workload, LoadConfig(), Longest(500), [limit], attainment)
         outcome = of_requests([limit], Goodput(100 - refused, 100, (100 - refused) / 100, None), attainment)
         assert (reason is not None) is (outcome.state == "missed") is (more == 1)
 
@@ -101,5 +102,5 @@ def test_only_requests_that_count_are_refused_too_often():
     limit = slo.parse_slo("ttft.p99 <= 900s")
     shorter = sum(request.input_length > longest for request in WORKLOAD)
     assert shorter > 4
-    assert missed_by_refusals(WORKLOAD, LoadConfig(), longest + 1, [limit], 0.99) is not None
-    assert missed_by_refusals(WORKLOAD, LoadConfig(measure_s=5), longest + 1, [limit], 0.99) is None
+    assert missed_by_refusals(WORKLOAD, LoadConfig(), Longest(longest + 1), [limit], 0.99) is not None
+    assert missed_by_refusals(WORKLOAD, LoadConfig(measure_s=5), Longest(longest + 1), [limit], 0.99) is None

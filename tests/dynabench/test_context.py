@@ -6,10 +6,11 @@ import pytest
 
 from dynabench.arm import Arm, Run, Settings
 from dynabench.capacity.floors import floor_of
-from dynabench.deployment.engines import answered, are_answered, check_fits, engines_of
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.engines import Longest, answered, are_answered, check_fits, engines_of
 from dynabench.experiment.bounds import bounds_of
 from dynabench.virtual.run import simulate
-from mocker import EngineConfig
+from mocker import EngineConfig, TrtllmConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports import folder
@@ -33,6 +34,10 @@ def of(*sizes):
 
 def within(length, **engine):
     return EngineConfig(max_model_len=length, **engine)
+
+
+def trtllm(config):
+    return Settings(Deployment(pools=(Pool(engine_type="trtllm", trtllm=config),)))
 
 
 def test_the_context_of_the_model_is_the_default_of_max_model_len():
@@ -128,8 +133,8 @@ def test_the_shared_prefix_of_a_refused_prompt_is_in_no_cache():
 def test_bounds_and_floors_are_those_of_what_is_answered():
     sizes = ((100, 20), (4000, 20), (90, 20), (120, 20))
     short, whole = of((100, 20), (90, 20), (120, 8)), of(*sizes)
-    assert [each.output_length for each in answered(whole, 128)] == [20, 20, 8]
-    assert answered(short, 128) is short
+    assert [each.output_length for each in answered(whole, Longest(128))] == [20, 20, 8]
+    assert answered(short, Longest(128)) is short
     settings = Settings(deployed(engine=within(128)))
     bounds = bounds_of([Arm("a", settings, {})], lambda shape: whole)
     record = simulate_pool(whole, engine=within(128))
@@ -138,7 +143,7 @@ def test_bounds_and_floors_are_those_of_what_is_answered():
     unlimited = bounds_of([Arm("a", Settings(deployed()), {})], lambda shape: whole)
     assert bounds.ttft_s < unlimited.ttft_s
     found = floor_of(settings, lambda shape: of((200, 1), (300, 1)), [parse_slo("ttft <= 1s")])
-    assert found.impossible == "every request is longer than the context of 128 tokens (max_model_len)"
+    assert found.impossible == "no request fits the context of 128 tokens"
 
 
 def test_a_live_run_of_mockers_refuses_and_cuts_the_same_requests(tmp_path):
@@ -208,5 +213,19 @@ def test_a_plan_says_which_requests_no_number_of_gpus_can_serve(tmp_path):
 def test_a_workload_is_refused_as_each_of_its_requests_is(context):
     lengths = [(isl, osl) for isl in (1, 2, 99, 100, 101) for osl in (1, 2, 99, 100, 101)]
     workload = Workload("w", 512, [Request(0.0, isl, osl, (number,)) for number, (isl, osl) in enumerate(lengths)])
-    wanted = [context is None or model_context.refusal(context, isl, osl) is None for isl, osl in lengths]
-    assert are_answered(workload, context).tolist() == wanted
+    for longest in (Longest(context), Longest(context, 99), Longest(context, 2)):
+        wanted = [longest.refusal(isl, osl) is None for isl, osl in lengths]
+        assert are_answered(workload, longest).tolist() == wanted
+    served = [context is None or model_context.refusal(context, isl, osl) is None for isl, osl in lengths]
+    assert are_answered(workload, Longest(context)).tolist() == served
+
+
+def test_prompts_that_tensorrt_llm_does_not_cut_are_refused_one_by_one():
+    workload = of((100, 20), (130, 20), (128, 20))
+    whole = TrtllmConfig(max_num_tokens=128)
+    requests = simulate(Run.alone(trtllm(whole)), workload).requests
+    assert [bool(error) for error in requests.error] == [False, True, False]
+    assert "the prompt has 130 tokens; a step takes 128" in requests.error[1]
+    cut = TrtllmConfig(max_num_tokens=128, enable_chunked_context=True)
+    assert simulate(Run.alone(trtllm(cut)), workload).requests.succeeded.all()
+    assert "fits a step of 128 tokens" in floor_of(trtllm(whole), lambda shape: of((200, 1)), []).impossible

@@ -261,3 +261,12 @@ def test_a_block_size_that_does_not_fit_the_workload_is_named_as_its_engine_does
     done = dynabench("simulate", *given)
     assert done.returncode == 2
     assert f"{name} 3 neither divides the workload's blocks of 512 tokens" in done.stderr
+
+
+def test_prompts_that_an_engine_does_not_cut_fail_there_and_the_other_engines_are_compared(tmp_path):
+    given = ("--max-requests", "120", "--router-mode", "kv", "--out", tmp_path / "run")
+    done = dynabench("simulate", "--vary", "engine_type=vllm,sglang,trtllm", *given)
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stdout.split())
+    assert "1 of 120 requests does not fit a step of 8,192 tokens, in which a whole prompt is computed" in said
+    assert "use a model with a longer context" not in said
