@@ -5,10 +5,12 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from foundation.settings import changed
-from mocker.contract import EngineSettings
+from mocker.contract import EngineSettings, KvRole
+from mocker.sglang import config as sglang
 from mocker.sglang.config import OF_HICACHE, SglangConfig
 from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
+from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
 
@@ -54,6 +56,11 @@ UNCACHED: dict[EngineType, dict[str, bool]] = {
     "trtllm": {"enable_block_reuse": False},
 }
 """What turns prefix caching off."""
+
+MODES = {role: mode for mode, role in sglang.ROLES.items()}
+"""What SGLang calls the parts in disaggregation."""
+SERVER_ROLES = {role: name for name, role in trtllm.ROLES.items()}
+"""What TensorRT-LLM calls them."""
 
 FamilyConfig = EngineConfig | SglangConfig | TrtllmConfig
 """The settings of one engine, of whichever family."""
@@ -164,6 +171,27 @@ def with_block_size(config: FamilyConfig, size: int) -> FamilyConfig:
             return replace(config, page_size=size)
         case TrtllmConfig():
             return replace(config, tokens_per_block=size)
+
+
+def in_role(config: FamilyConfig, role: KvRole | None) -> FamilyConfig:
+    """Return the settings of an engine with this part in disaggregation, whatever the engine calls it.
+
+    Raises:
+        ValueError: the engine has no such part.
+    """
+    match config:
+        case EngineConfig():
+            return replace(config, kv_role=role)
+        case SglangConfig():
+            if role == "kv_both":
+                raise ValueError("an engine of SGLang computes prompts for others or answers them; expected not both")
+            return replace(config, disaggregation_mode="null" if role is None else MODES[role])
+        case TrtllmConfig():
+            if role == "kv_both":
+                raise ValueError(
+                    "a server of TensorRT-LLM computes prompts for others or answers them; expected not both"
+                )
+            return replace(config, server_role=None if role is None else SERVER_ROLES[role])
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:

@@ -6,11 +6,12 @@ from mocker.contract import EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
 from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
+from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
-from mocker.sglang.core import SglangCore
 from mocker.sglang.ranks import SglangRanks
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
+from mocker.trtllm.apart import new_trtllm_core
 from mocker.trtllm.config import TrtllmConfig
 from mocker.trtllm.core import TrtllmCore
 from mocker.vllm.config import EngineConfig
@@ -24,7 +25,11 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
     return {settings: core}
 
 
-CORES = {**family(EngineConfig, VllmCore), **family(SglangConfig, SglangCore), **family(TrtllmConfig, TrtllmCore)}
+CORES = {
+    **family(EngineConfig, VllmCore),
+    **family(SglangConfig, new_sglang_core),
+    **family(TrtllmConfig, new_trtllm_core),
+}
 """How the core of each family is made, by the class of its settings."""
 CORES_OF_RANKS: dict[type[EngineSettings], NewCoreOfRanks[Any]] = {SglangConfig: SglangRanks, TrtllmConfig: TrtllmCore}
 """The same with attention DP, where the ranks of an engine take their steps together."""

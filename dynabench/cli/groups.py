@@ -86,12 +86,12 @@ Load = Annotated[LoadConfig, flat("Load", 3)]
 Client = Annotated[ClientConfig, flat("Client", 4)]
 Pool = Annotated[PoolConfig, flat("Workers", 5)]
 LivePool = Annotated[LivePoolConfig, flat("Workers", 5)]
-WITHOUT_ROLE = Parameter(parse="^(?!kv_role$)")
+WITHOUT_ROLE = Parameter(parse="^(?!(kv_role|disaggregation_mode|server_role)$)")
 """Leaves out the flag that follows from a pool's role."""
 Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
 Scheduler = Annotated[EngineTypeConfig, flat("Simulated engine", 6)]
-Sglang = Annotated[SglangConfig, flat("Simulated engine: --engine-type sglang", 6)]
-Trtllm = Annotated[TrtllmConfig, flat("Simulated engine: --engine-type trtllm", 6)]
+Sglang = Annotated[SglangConfig, WITHOUT_ROLE, flat("Simulated engine: --engine-type sglang", 6)]
+Trtllm = Annotated[TrtllmConfig, WITHOUT_ROLE, flat("Simulated engine: --engine-type trtllm", 6)]
 Timing = Annotated[TimingConfig, flat("Simulated engine", 6)]
 Answers = Annotated[AnswerConfig, flat("Simulated engine", 6)]
 FORMATS = Parameter(parse="^(?!(model_path|model_name|model_config|context_length)$)")

@@ -44,7 +44,8 @@ from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 NOT_CHOSEN = Parameter(
-    parse="^(?!(kv_role|max_num_batched_tokens|chunked_prefill_size|max_num_tokens|tensor_parallel_size)$)"
+    parse="^(?!(kv_role|disaggregation_mode|server_role|max_num_batched_tokens|chunked_prefill_size|max_num_tokens"
+    r"|tensor_parallel_size)$)"
 )
 """Leaves out the flags of settings that the plan chooses."""
 

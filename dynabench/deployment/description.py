@@ -6,19 +6,20 @@ It is frozen, so that the arms of an experiment can share common parts.
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
 from dynabench.deployment.fleet import FleetConfig
+from dynabench.deployment.flows import linked_as, shared_as
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
 from foundation.settings import Count, check_settings
 from foundation.text import one_line
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineType, EngineTypeConfig, FamilyConfig, SimulatedConfig, timed_as
+from mocker.config import EngineType, EngineTypeConfig, FamilyConfig, SimulatedConfig, in_role, timed_as
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
@@ -126,13 +127,19 @@ class Pool:
                 f"role is {self.role!r}; expected 'aggregated' with engine {self.engine}: only {', '.join(HAND_OVER)} hand "
                 "KV over"
             )
-        if self.engine_type != "vllm" and (self.role != "aggregated" or self.engine != "mocker"):
+        if self.engine_type != "vllm" and self.engine != "mocker":
             raise ValueError(
-                f"engine_type is {self.engine_type!r}; expected 'vllm' with role {self.role} and engine {self.engine}: "
-                "disaggregation is simulated only with vLLM's scheduler, and other engines have their own"
+                f"engine_type is {self.engine_type!r}; expected 'vllm' with engine {self.engine}: other engines have schedulers "
+                "of their own"
             )
         if self.mocker.kv_role is not None:
             raise ValueError(f"kv_role is {self.mocker.kv_role!r}; expected no kv_role: the pool's role determines it")
+        mode = self.sglang.disaggregation_mode
+        if mode != "null":
+            raise ValueError(f"disaggregation_mode is {mode!r}; expected none: the pool's role determines it")
+        role = self.trtllm.server_role
+        if role is not None:
+            raise ValueError(f"server_role is {role!r}; expected none: the pool's role determines it")
         if self.router_mode is not None:
             Mode.parse(self.router_mode)
             if self.role == "aggregated":
@@ -161,9 +168,8 @@ class Pool:
 
     @property
     def engine_config(self) -> FamilyConfig:
-        """Settings of its simulated engines, with the KV role that follows from its role."""
-        config = self.simulated.config
-        return replace(config, kv_role=KV_ROLES[self.role]) if isinstance(config, EngineConfig) else config
+        """Settings of its simulated engines, with the part in disaggregation that follows from its role."""
+        return in_role(self.simulated.config, KV_ROLES[self.role])
 
     @property
     def chunk_size(self) -> int | None:
@@ -296,11 +302,11 @@ class Deployment:
         for model in self.models.values():
             _check_alike(model)
             _check_roles(model, self.pools)
-        if self.transfer.overlap != "none" and self.disaggregation.flow == "source-first":
+        _ = self.links
+        if self.fleet.drain_policy == "hand-over" and self.engine_type != "vllm":
             raise ValueError(
-                f"transfer.overlap is {self.transfer.overlap!r}; expected 'none' with disaggregation.flow "
-                "'source-first': the "
-                f"decode worker is chosen after the prefill"
+                f"fleet.drain_policy is 'hand-over'; expected 'wait' or 'bounded' with engine_type {self.engine_type}: only "
+                "vLLM's decode workers are simulated to read the KV of answers that have begun"
             )
         if self.standalone_router and self.is_disaggregated:
             raise ValueError(
@@ -329,6 +335,22 @@ class Deployment:
     def is_disaggregated(self) -> bool:
         """Whether it has workers that only prefill or only decode."""
         return any(pool.role != "aggregated" for pool in self.pools)
+
+    @property
+    def engine_type(self) -> EngineType:
+        """Whose schedulers its simulated engines have: one family's, where they share requests."""
+        return self.pools[0].engine_type
+
+    @property
+    def sharing(self) -> DisaggregationConfig:
+        """How its prefill and decode workers share a request, with what their engines determine."""
+        config, kind = self.disaggregation, self.engine_type
+        return shared_as(config, kind if self.is_disaggregated else "vllm")
+
+    @property
+    def links(self) -> TransferConfig:
+        """What carries KV between its simulated workers, with what their engines determine."""
+        return linked_as(self.transfer, self.sharing.flow, self.engine_type)
 
     @property
     def has_links(self) -> bool:

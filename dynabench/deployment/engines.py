@@ -189,9 +189,14 @@ def longest_prompt(settings: EngineSettings) -> int | None:
 
     vLLM that does not cut prompts does not start with a longer context than a step.
     """
-    if isinstance(settings, TrtllmConfig) and not settings.enable_chunked_context:
+    if isinstance(settings, TrtllmConfig) and not (settings.enable_chunked_context or _is_generation_server(settings)):
         return settings.max_num_tokens
     return None
+
+
+def _is_generation_server(settings: EngineSettings) -> bool:
+    """Return whether TensorRT-LLM computes the prompts elsewhere."""
+    return isinstance(settings, TrtllmConfig) and settings.server_role == "generation"
 
 
 def answered(workload: Workload, longest: Longest) -> Workload:
@@ -271,7 +276,8 @@ def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
     context = config.max_model_len or sys.maxsize
     outputs = np.ones_like(columns.output_length) if config.kv_role == "kv_producer" else columns.output_length
     is_beyond = np.minimum(columns.input_length.astype(np.int64) + outputs, context) - 1 > capacity
-    is_whole = not config.enable_chunked_prefill and columns.input_length > config.max_num_batched_tokens
+    is_cut = config.enable_chunked_prefill or _is_generation_server(engine.settings)
+    is_whole = columns.input_length > (sys.maxsize if is_cut else config.max_num_batched_tokens)
     number = _first((is_beyond | is_whole) & are_answered(workload, longest_in(engine)))
     if number is None:
         return

@@ -157,9 +157,12 @@ def _words(name: str, value: Any) -> Iterator[str]:
 def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     """Return SGLang's command line; the quantization is one that it makes on loading."""
     timing = pool.timing
-    config, left_out = with_sglang_defaults(pool.sglang, timing), list[str]()
     if pool.engine_type == "vllm":
         config, left_out = _as_sglang(pool)
+    else:
+        own, left_out = pool.engine_config, list[str]()
+        assert isinstance(own, SglangConfig)
+        config = with_sglang_defaults(own, timing)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
     settings = {name: value for name, value in settings.items() if name not in SGLANG_LACKS}
     if config.enable_hierarchical_cache and not config.hicache_size:
@@ -237,6 +240,8 @@ def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
         options["kv_cache_config"]["dtype"] = "fp8"
     if pool.role != "aggregated":
         options["cache_transceiver_config"] = {"backend": "DEFAULT"}
+    if pool.role == "prefill":
+        options["disable_overlap_scheduler"] = True
     return options
 
 

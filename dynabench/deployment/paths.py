@@ -14,7 +14,7 @@ from typing import Any
 from dynabench.deployment.description import ECHOES, Deployment, Pool
 from dynabench.elsewhere import of_setting
 from foundation.text import instead_of
-from mocker import EngineConfig, SglangConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from serving.frontend.config import FrontendConfig
 from serving.transfer.config import OF_LINKS, TransferRunConfig
 from serving.worker.config import WorkerConfig
@@ -23,7 +23,8 @@ DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
     WorkerConfig: ("endpoint", "role", "router_mode"),
     EngineConfig: ("kv_role",),
-    SglangConfig: ("context_length",),  # the worker's is the one that paths name
+    SglangConfig: ("context_length", "disaggregation_mode"),  # the worker's context is the one that paths name
+    TrtllmConfig: ("server_role",),
     TransferRunConfig: OF_LINKS,
     Pool: ("name",),
     Deployment: ("name", "pools"),

@@ -44,7 +44,7 @@ def deployment_programs(
     frontend = _frontend(deployment, namespace, seed)
     if deployment.standalone_router:
         found.append(_router(deployment, namespace, runtime, seed))
-    return found + frontend_programs(frontend, deployment.router, deployment.disaggregation, runtime, descriptor)
+    return found + frontend_programs(frontend, deployment.router, deployment.sharing, runtime, descriptor)
 
 
 class DeploymentParts(NamedTuple):
@@ -74,7 +74,7 @@ def parts_of(
         workers[pool.name] = program_of(_workers(deployment, pool, home, stores), pool.name, runtime)
     return DeploymentParts(
         workers,
-        frontend_program(_frontend(deployment, namespace, seed), deployment.router, deployment.disaggregation, runtime),
+        frontend_program(_frontend(deployment, namespace, seed), deployment.router, deployment.sharing, runtime),
         _router(deployment, namespace, runtime, seed) if deployment.standalone_router else None,
         next(iter(stores), None),
     )

@@ -70,12 +70,12 @@ class Cluster:
         wants_events = any(routing.router.wants_events for routing in (self.routing, *others))
         self.tiering = Tiering(self.traffic, self.clock, self._on_tier_events if wants_events else None)
         self.transfers = Transfers(
-            deployment.transfer, read_kv_size(deployment), self.traffic, self.clock, block_size=self.block_size
+            deployment.links, read_kv_size(deployment), self.traffic, self.clock, block_size=self.block_size
         )
         self.arrivals = Arrivals(workload, load, self.overhead, self.clock, self.log)
         terms = Terms(
             limit=max(pool.worker.migration_limit for pool in deployment.pools),
-            config=deployment.disaggregation if is_apart else DisaggregationConfig(),
+            config=deployment.sharing if is_apart else DisaggregationConfig(),
             handover_s=self.overhead.handover_s,
             needs_blocks_first=bool(others) and others[0].router.may_hold,
         )
@@ -128,7 +128,7 @@ class Cluster:
                 self.clock.run()  # others may have waited for those to end
         except NeverAdmittedError as error:
             count = len(self.workload) - self.num_ended
-            raise StalledError(f"{count:,} requests never finish, as in vLLM: {error}") from error
+            raise StalledError(f"{count:,} requests never finish, as with the real engine: {error}") from error
         except EngineStoppedError as error:
             raise StalledError(f"an engine stops, as the real one would: {error}") from error
         if self.num_ended != len(self.workload):

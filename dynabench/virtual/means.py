@@ -28,7 +28,7 @@ def router_of(run: Run, engines: Sequence[SimulatedEngine], role: Role) -> Route
         rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {run.seed}"),
         closed_events=True,
         stage=role,
-        follows_events=deployment.disaggregation.conditional_disagg != "never",
+        follows_events=deployment.sharing.conditional_disagg != "never",
     )
 
 
@@ -39,7 +39,7 @@ def read_kv_size(deployment: Deployment) -> KvSize | None:
     reader = next(pool for pool in deployment.pools if pool.role != "prefill")
     return kv_size_of(
         reader.timing,
-        block_size=reader.mocker.block_size,
+        block_size=reader.engine_config.block_size,
         kv_bytes_per_token=deployment.transfer.kv_bytes_per_token,
     )
 

@@ -39,9 +39,9 @@ class TransferConfig:
     rack_bandwidth_gb_s: Positive | None = None
     """Bandwidth between a rack and the others, each way (GB/s; default: that of its nodes together)."""
 
-    overlap: Literal["none", "chunk", "layer"] = "none"
-    """When KV is sent: after the prefill (vLLM with NIXL); each chunk of a prompt when it is computed (SGLang); each layer
-    (Splitwise, Mooncake)."""
+    overlap: Literal["none", "chunk", "layer"] | None = None
+    """When KV is sent: after the prefill (vLLM with NIXL, TensorRT-LLM); each chunk of a prompt when it is computed (SGLang);
+    each layer (Splitwise, Mooncake) (default: as the engine does)."""
 
     def __post_init__(self) -> None:
         """Refuse impossible networks."""

@@ -12,6 +12,7 @@ SchedulePolicy = Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-p
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 LoadBalanceMethod = Literal["auto", "round_robin", "total_requests", "total_tokens"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
+DisaggregationMode = Literal["null", "prefill", "decode"]
 INITIAL_RATIO = 0.7
 LEAST_SHARE = 0.14
 """The new token ratio begins at the first times `schedule_conservativeness`, and never falls below this share of that."""
@@ -26,6 +27,10 @@ OF_HICACHE = (
 NUM_SPARE_INPUT_TOKENS = 5
 CONSERVATIVENESS_OF_RANKS = 0.3
 """What `schedule_conservativeness` is multiplied by with attention DP."""
+MOST_EXTRA_SLOTS = 32
+"""Requests that may run up to which a decode worker has slots beyond them by default."""
+ROLES: dict[DisaggregationMode, KvRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
+"""What vLLM calls its parts in disaggregation."""
 USUAL_CHUNK = 8192
 """Most prompt tokens in one step where SGLang knows no GPU, and on one with 60 to 160 GiB of memory."""
 
@@ -148,6 +153,30 @@ class SglangConfig:
     clip_max_new_tokens_estimation: Count = 4096
     """Most output tokens expected of one request (SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION)."""
 
+    disaggregation_mode: DisaggregationMode = "null"
+    """What it does with a request: all of it (null), only its prompt, or only its answer; a worker's role decides that."""
+
+    num_reserved_decode_tokens: Whole = 512
+    """Decode workers: tokens that are kept free for the answer of each request, when another one is given room."""
+
+    disaggregation_decode_enable_radix_cache: bool = False
+    """Decode workers: reuse the KV of identical prefixes, so that only the rest is sent."""
+
+    disaggregation_decode_extra_slots: Whole | None = None
+    """Decode workers: requests beyond max_running_requests whose KV may be on its way, or wait (default: twice
+    max_running_requests where that is at most 32, else 0)."""
+
+    def _refuse_together(self) -> None:
+        """Refuse what is modelled, but not in one engine."""
+        used = {
+            "enable_hierarchical_cache": self.enable_hierarchical_cache,
+            f"attn_dp_size {self.attn_dp_size}": self.attn_dp_size > 1,
+            f"disaggregation_mode {self.disaggregation_mode}": self.disaggregation_mode != "null",
+        }
+        both = [name for name, is_used in used.items() if is_used]
+        if len(both) > 1:
+            raise ValueError(f"{both[0]} is not modelled with {both[1]} yet; expected only one of them")
+
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
         check_settings(self)
@@ -175,11 +204,7 @@ class SglangConfig:
                 f"hicache_size is {self.hicache_size}, and hicache_ratio is {self.hicache_ratio:g}; expected only one of them: "
                 "both set the size of host memory"
             )
-        if self.enable_hierarchical_cache and self.attn_dp_size > 1:
-            raise ValueError(
-                f"enable_hierarchical_cache is true and attn_dp_size is {self.attn_dp_size}; expected 1, because host memory of "
-                "ranks with attention DP is not modelled yet"
-            )
+        self._refuse_together()
         if 0 < (self.chunked_prefill_size or 0) < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
@@ -208,8 +233,8 @@ class SglangConfig:
 
     @property
     def kv_role(self) -> KvRole | None:
-        """Its part in disaggregation: none."""
-        return None
+        """Its part in disaggregation."""
+        return ROLES.get(self.disaggregation_mode)
 
     @property
     def is_async(self) -> bool:
@@ -218,8 +243,8 @@ class SglangConfig:
 
     @property
     def is_kv_consumer(self) -> bool:
-        """Whether it may read KV from other engines."""
-        return False
+        """Whether it reads KV from other engines."""
+        return self.disaggregation_mode == "decode"
 
     # What follows from them
 
@@ -247,6 +272,21 @@ class SglangConfig:
         """Most prompt tokens in one step, if prompts are cut."""
         size = USUAL_CHUNK if self.chunked_prefill_size is None else self.chunked_prefill_size
         return size if size > 0 else None
+
+    @property
+    def has_tree(self) -> bool:
+        """Whether it keeps the KV of prefixes; a decode worker does not, unless it is told to."""
+        if self.disaggregation_mode == "decode":
+            return self.disaggregation_decode_enable_radix_cache
+        return not self.disable_radix_cache
+
+    @property
+    def num_extra_slots(self) -> int:
+        """Requests beyond those that may run whose KV a decode worker may hold."""
+        if self.disaggregation_decode_extra_slots is not None:
+            return self.disaggregation_decode_extra_slots
+        limit = self.max_running_requests
+        return 2 * limit if limit is not None and limit <= MOST_EXTRA_SLOTS else 0
 
     @property
     def may_preempt(self) -> bool:

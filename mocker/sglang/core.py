@@ -61,7 +61,7 @@ class SglangCore(Core):
         self.running: list[Sequence] = []
         self.dropped: list[Sequence] = []
         self.prefix_cache_stats = PrefixCacheStats()
-        self.scheduler = Scheduler(config, num_blocks, 0 if host is None else host.num_chunks)
+        self.scheduler = self._new_scheduler(num_blocks, 0 if host is None else host.num_chunks)
         self._pool = pool = self.scheduler.pool
         self._host = pool if isinstance(pool, HostPool) else None
         self._pool.tree.has_listener = kv_events
@@ -74,6 +74,9 @@ class SglangCore(Core):
         self._starved: set[Sequence] = set()  # running, but the last batch was of prompts
         self._to_abort: list[Request] = []  # SGLang hears of it before it schedules the next iteration
         self._failed: list[Sequence] = []  # refused because too many wait; the next iteration that ends reports them
+
+    def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
+        return Scheduler(self.config, num_pages, num_host_pages)
 
     # Iterations
 
@@ -102,9 +105,13 @@ class SglangCore(Core):
             self._iteration += 1
             return self._steady
         self._steady = None
-        if work.kind == "idle" and not work.requeued:
+        if work.kind == "idle" and not (work.requeued or self._has_started()):
             return None
         return self._close(work)
+
+    def _has_started(self) -> bool:
+        """Return whether sequences have started of which nothing is computed yet."""
+        return False
 
     def _next_work(self) -> Work:
         """Return the next iteration. An idle one that only counts down to the next pass, or look, ends at once."""
@@ -125,9 +132,11 @@ class SglangCore(Core):
     def _close(self, work: Work) -> Batch:
         """Describe an iteration as a batch."""
         batch = Batch(self._iteration)
+        self._describe_started(batch)
         batch.preempted = [self._preempt(request) for request in work.requeued if not request.ending]
         batch.decodes = [sequence_of(request) for request in work.decodes]
         batch.num_kv_tokens = sum([request.committed for request in work.decodes])
+        self._describe_late(batch)
         if work.prefills:
             self._describe_prefills(batch, work)
         if batch.is_empty:
@@ -148,6 +157,12 @@ class SglangCore(Core):
     def _is_storing(self) -> bool:
         """Whether an eviction waits for copies to the host, and so does the iteration for which there was no room."""
         return self._host is not None and bool(self._host.hosted.flushed)
+
+    def _describe_started(self, batch: Batch) -> None:
+        """Record the sequences that start or resume without anything being computed."""
+
+    def _describe_late(self, batch: Batch) -> None:
+        """Record those of them that decode for the first time since."""
 
     def _preempt(self, request: Request) -> Sequence:
         """Let a sequence wait again; a token in flight is dropped."""
@@ -301,8 +316,7 @@ class SglangCore(Core):
             ValueError: it can never fit, or asks for what is not modelled.
         """
         scheduler = self.scheduler
-        if sequence.is_remote_prefill or sequence.is_remote_decode:
-            raise ValueError("disaggregation with SGLang's scheduler is not modelled yet")
+        self._check_role(sequence)
         if sequence.adapter:
             raise ValueError("adapters (LoRA) with SGLang's scheduler are not modelled yet")
         if sequence.num_prompt >= scheduler.max_input_tokens:
@@ -327,6 +341,17 @@ class SglangCore(Core):
         sequence.num_total = min(sequence.num_total, sequence.num_limit)
         if scheduler.aborted:
             self._take_aborted()
+
+    def _check_role(self, sequence: Sequence) -> None:
+        """Refuse a sequence that is not for an engine of this role.
+
+        Raises:
+            ValueError: it is to be shared with another engine.
+        """
+        if sequence.is_remote_prefill or sequence.is_remote_decode:
+            raise ValueError(
+                f"{sequence} is shared with another engine; expected disaggregation_mode prefill or decode, not null"
+            )
 
     def spin(self) -> None:
         """Let SGLang's loop turn, as it does while there is nothing to do."""
@@ -383,7 +408,7 @@ class SglangCore(Core):
         assert self._host is not None and isinstance(copy, NodeCopy)
         self._host.end_copy(copy)
         if not self._requests and not self.scheduler.in_flight:
-            self._spin()
+            self.spin()
 
     @property
     def ends_at_stores(self) -> bool:

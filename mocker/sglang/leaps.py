@@ -17,22 +17,12 @@ class Leaps:
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
         self._lag = int(scheduler.config.is_async)
-        self._may_preempt = scheduler.config.may_preempt
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether no pass can admit anybody."""
-        scheduler = self._scheduler
-        if scheduler.chunked is not None or scheduler.is_deferring:
-            return False
-        has_waiting = bool(scheduler.waiting) and scheduler.takes_new
-        return not has_waiting or (scheduler.running.is_full and not self._may_preempt)
 
     def num_iterations(self, limit: int) -> int:
         """Return how many iterations the batch in flight, which was the last to be scheduled, may span."""
         scheduler = self._scheduler
         requests = scheduler.running.requests
-        if limit <= 1 or not requests or not self.is_closed:
+        if limit <= 1 or not requests or not scheduler.is_closed:
             return 1
         if scheduler.inbox.requests:
             limit = min(limit, scheduler.inbox.num_until_open)

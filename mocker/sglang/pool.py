@@ -18,7 +18,7 @@ class Pool:
         self.tree = RadixTree(config.radix_eviction_policy)
         self.num_holders = 0
         """Requests that hold KV."""
-        self._has_tree = not config.disable_radix_cache
+        self._has_tree = config.has_tree
 
     # With host memory
 

@@ -139,6 +139,14 @@ class Scheduler:
         is_last_over = (self._last is None or not self._last.requests) and not self.pool.is_copying
         return not (self.running.requests or self.chunked or self.waiting or self.in_flight) and is_last_over
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether nobody can be admitted until a request leaves or comes."""
+        if self.chunked is not None or self.is_deferring:
+            return False
+        has_waiting = bool(self.waiting) and self.takes_new
+        return not has_waiting or (self.running.is_full and not self.config.may_preempt)
+
     def flush(self) -> bool:
         """Forget the cache, unless anything is going on; return whether it was forgotten."""
         if not self.is_idle:
@@ -185,9 +193,7 @@ class Scheduler:
     def _merge(self) -> None:
         """Cache the last chunk, and let the requests of the last prefill run."""
         chunked, last = self.chunked, self._last
-        if chunked is not None and chunked.end > chunked.prefix:
-            self.pool.checkpoint(chunked, chunked.end)
-            chunked.prefix = chunked.end
+        self._cache_chunk()
         if last is not None and last.kind != "decode":
             excluded = [each for each in (chunked, last.chunked) if each is not None]
             if last.drop(excluded):
@@ -200,6 +206,13 @@ class Scheduler:
                     self.running = last
         if self.running.drop():
             self.running.is_full = False
+
+    def _cache_chunk(self) -> None:
+        """Cache what is computed of the prefill in progress."""
+        chunked = self.chunked
+        if chunked is not None and chunked.end > chunked.prefix:
+            self.pool.checkpoint(chunked, chunked.end)
+            chunked.prefix = chunked.end
 
     def _defers_prefill(self) -> bool:
         if not self._num_deferred:
@@ -388,7 +401,11 @@ class Scheduler:
             request.ending = "length"
         if request.ending:
             outcome.finished.append(request)
-            self.pool.release(request, is_kept=True)
+            self._release_ended(request)
         elif is_prefill:
             self.pool.checkpoint(request, request.end)
             request.prefix = request.end
+
+    def _release_ended(self, request: Request) -> None:
+        """Take back the KV of a request that has ended, and cache it."""
+        self.pool.release(request, is_kept=True)

@@ -158,6 +158,7 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
             num_tokens=engine.chunk_size or engine.max_prefill_tokens,
             max_running=engine.max_running_requests,
             num_ranks=engine.attn_dp_size,
+            mode=engine.disaggregation_mode,
         )
         engine = replace(engine, mem_fraction_static=share)
     return engine
@@ -180,8 +181,9 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
         max_num_seqs=min(own.num_rows(DEFAULT_NUM_TOKENS), budget),
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
-        enable_prefix_caching=not engine.disable_radix_cache,
+        enable_prefix_caching=engine.has_tree,
         async_scheduling=engine.is_async,
+        kv_role=engine.kv_role,
     )
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
@@ -313,6 +315,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
         enable_prefix_caching=engine.enable_block_reuse,
         enable_chunked_prefill=engine.enable_chunked_context,
         async_scheduling=engine.is_async,
+        kv_role=engine.kv_role,
     )
     found = resolve(described, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)

@@ -8,6 +8,9 @@ from these (MiB; one pipeline stage, no speculation):
     graphs of prefills = 8 for each size, or 1,536 for models with latent attention
     mem_fraction_static = 1 - kept free / memory, where at least 10 GiB are kept free on GPUs with more than 60 GiB
 
+Prefill workers have no graphs of decodes, and decode workers none of prefills; their "prefill tokens" are the requests that may
+run, or else those of the largest graph, but at least 2,048 as everywhere.
+
 Source: `srt/arg_groups/memory_hook.py` and `cuda_graph_hook.py` of its wheel. SGLang reads the memory from nvidia-smi, which
 is 0.5% more than torch reports, so the share can differ by 0.001.
 """
@@ -15,7 +18,7 @@ is 0.5% more than torch reports, so the share can differ by 0.001.
 from typing import NamedTuple
 
 from mocker.models.shape import ModelShape
-from mocker.sglang.config import USUAL_CHUNK
+from mocker.sglang.config import USUAL_CHUNK, DisaggregationMode
 from mocker.timing.gpu import Gpu
 from mocker.timing.memory import GIB
 
@@ -50,7 +53,14 @@ def usual_chunk(gpu: Gpu) -> int:
 
 
 def static_share(
-    gpu: Gpu, shape: ModelShape, *, num_gpus: int, num_tokens: int, max_running: int | None, num_ranks: int = 1
+    gpu: Gpu,
+    shape: ModelShape,
+    *,
+    num_gpus: int,
+    num_tokens: int,
+    max_running: int | None,
+    mode: DisaggregationMode = "null",
+    num_ranks: int = 1,
 ) -> float:
     """Return the share of the memory that SGLang takes for weights and KV cache.
 
@@ -61,12 +71,19 @@ def static_share(
         num_tokens: most prompt tokens in one step.
         max_running: most requests that may run at once, if that is set.
         num_ranks: ranks of attention DP.
+        mode: its part in disaggregation; a step of a decode worker has a token for each request.
     """
     found, memory = _memory_class(gpu), gpu.memory / MIB
     graph = found.largest_graph if num_gpus < 4 else found.largest_graph_tp
     if max_running is not None:
         graph = min(graph, max_running)
-    kept = 512 + 1.5 * max(num_tokens, 2048) + 128 * num_gpus + 2 * graph + _prefill_graphs(shape, num_tokens)
+    if mode == "decode":
+        num_tokens = max_running or graph
+    kept = 512 + 1.5 * max(num_tokens, 2048) + 128 * num_gpus
+    if mode != "prefill":
+        kept += 2 * graph
+    if mode != "decode":
+        kept += _prefill_graphs(shape, num_tokens)
     if num_ranks > 1:
         kept += graph * num_ranks * (4.5 if graph > 300 else 3)
     if memory > 60 * 1024:

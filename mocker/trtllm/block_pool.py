@@ -17,14 +17,15 @@ from itertools import islice
 
 from foundation.galloping import num_held
 from mocker.chain import BlockChain
+from mocker.contract import EngineStoppedError
 from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
 
 
-class OutOfBlocksError(Exception):
+class OutOfBlocksError(EngineStoppedError):
     """More blocks are needed than are free, although the capacity scheduler saw room for them.
 
     Its count and the cache may differ: it counts blocks of a whole prompt as found of which the last is computed again, and
-    blocks in use whose only holder it then pauses.
+    blocks in use whose only holder it then pauses. It does not count what requests whose KV is on its way will need.
     """
 
     def __init__(self, count: int, num_free: int) -> None:

@@ -14,6 +14,9 @@ from mocker.contract import KvRole
 
 CapacitySchedulerPolicy = Literal["GUARANTEED_NO_EVICT", "MAX_UTILIZATION", "STATIC_BATCH"]
 ContextChunkingPolicy = Literal["FIRST_COME_FIRST_SERVED", "EQUAL_PROGRESS"]
+ServerRole = Literal["context", "generation"]
+ROLES: dict[ServerRole, KvRole] = {"context": "kv_producer", "generation": "kv_consumer"}
+"""What vLLM calls its parts in disaggregation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,11 @@ class TrtllmConfig:
     """Reuse the KV blocks of identical prefixes."""
 
     disable_overlap_scheduler: bool = False
-    """Schedule a step only when the one before it has ended."""
+    """Schedule a step only when the one before it has ended; a context server always does."""
+
+    server_role: ServerRole | None = None
+    """What it does with a request: only its prompt (context), or only its answer (generation); a worker's role decides that
+    (default: all of it)."""
 
     @property
     def block_size(self) -> int:
@@ -93,17 +100,17 @@ class TrtllmConfig:
     @property
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
-        return not self.disable_overlap_scheduler
+        return not self.disable_overlap_scheduler and self.server_role != "context"
 
     @property
     def kv_role(self) -> KvRole | None:
-        """Its part in disaggregation: none."""
-        return None
+        """Its part in disaggregation."""
+        return None if self.server_role is None else ROLES[self.server_role]
 
     @property
     def is_kv_consumer(self) -> bool:
         """Whether it may read KV from other engines."""
-        return False
+        return self.server_role == "generation"
 
     @property
     def unit(self) -> int:
@@ -116,6 +123,10 @@ class TrtllmConfig:
         if self.attention_dp_enable_balance and not self.enable_attention_dp:
             raise ValueError(
                 "attention_dp_enable_balance is true; expected enable_attention_dp, whose ranks it balances"
+            )
+        if self.enable_attention_dp and self.server_role is not None:
+            raise ValueError(
+                f"enable_attention_dp is not modelled with server_role {self.server_role} yet; expected only one of them"
             )
         if self.enable_attention_dp and self.batch_wait_timeout_iters:
             raise ValueError(

@@ -11,7 +11,7 @@ count, and its blocks are free at its end. Until then it counts as running, or a
 With attention DP, the scheduler has several ranks, whose steps begin and end together. The batch is that of all of them, and
 its `parts` say what each computes. Steps are then taken one at a time.
 
-What is refused: host memory, layers that keep less than all tokens, adapters, disaggregation, speculation, and KV events of ranks.
+What is refused: host memory, layers that keep less than all tokens, adapters, speculation, and KV events of ranks.
 """
 
 from mocker.batch import NOBODY, Batch
@@ -19,12 +19,12 @@ from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remainin
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.prefix_cache_stats import PrefixCacheStats
-from mocker.sequence import OVER, RUNNING, WAITING, Sequence
+from mocker.sequence import LOADED, OVER, RUNNING, WAITING, Sequence
 from mocker.tiers.config import HostMemory
 from mocker.trtllm.config import TrtllmConfig
 from mocker.trtllm.leaps import Leaps
 from mocker.trtllm.rank import RankStep
-from mocker.trtllm.request import CONTEXT, GENERATING, Request
+from mocker.trtllm.request import CONTEXT, GENERATING, INIT, TRANSFERRING, Request
 from mocker.trtllm.requests import Requests
 from mocker.trtllm.scheduler import Iteration, Scheduler
 from mocker.trtllm.settings import settings_of
@@ -98,6 +98,9 @@ class TrtllmCore(Core):
             is_idle = not self.scheduler.has_in_flight
             iteration = self.scheduler.schedule(takes_new=self.pause is None)
             has_paused = any(bool(step.passed.paused) for step in iteration.ranks)
+            step = iteration.ranks[0]
+            if step.passed.inits:
+                self._begin_loads(step.passed.inits)
             if iteration.is_forward or not (is_idle and self._drop_cancelled()):
                 break
         if not (iteration.is_forward or has_paused):
@@ -114,6 +117,10 @@ class TrtllmCore(Core):
             batch.is_undisturbed = True
             self._steady = batch
         return self._count(batch)
+
+    def _begin_loads(self, requests: list[Request]) -> None:
+        """Have the KV of prompts sent for which there are blocks now."""
+        raise NotImplementedError
 
     def _count(self, batch: Batch) -> Batch:
         self.iteration += 1
@@ -144,12 +151,14 @@ class TrtllmCore(Core):
 
     def _describe(self, batch: Batch, step: RankStep) -> None:
         """Record in a batch what a step computes, and who starts or is paused."""
+        self._describe_arrived(batch)
         if step.passed.paused:
             batch.preempted = [self._requests.pause(request) for request in step.passed.paused]
             self._awaited = [s for s in batch.preempted if self._is_awaited(s)]
         batch.decodes = [request.sequence for request in step.batch.generating]
         batch.num_kv_tokens = sum([request.slots for request in step.batch.generating])
         self._find_starved(batch, step.batch.generating)
+        self._describe_late(batch)
         self._describe_chunks(batch, step)
 
     def _describe_chunks(self, batch: Batch, step: RankStep) -> None:
@@ -166,6 +175,12 @@ class TrtllmCore(Core):
             if start + count == request.num_prompt:
                 sequence.decoding = True
                 batch.sampled.append(sequence)
+
+    def _describe_arrived(self, batch: Batch) -> None:
+        """Record the sequences that start because their KV has arrived."""
+
+    def _describe_late(self, batch: Batch) -> None:
+        """Record those of them that generate for the first time since."""
 
     def _find_starved(self, batch: Batch, generating: list[Request]) -> None:
         """Record which generating sequences have no place in a step, and which have one again."""
@@ -373,6 +388,8 @@ class TrtllmCore(Core):
         for sequence, request in self._requests.of.items():
             if sequence.state == WAITING and sequence.num_preemptions:
                 queued_decode_kv += request.num_prompt
+            elif request.state in (INIT, TRANSFERRING) or sequence.state == LOADED:
+                queued_decode_kv += request.num_tokens
             elif request.state == CONTEXT:
                 to_compute += request.num_to_compute
             elif sequence.state == RUNNING:

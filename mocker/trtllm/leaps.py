@@ -29,6 +29,8 @@ class Leaps:
     def begin(self, step: RankStep, num_started: int) -> bool:
         """Return whether a step is steady, when so many requests have started."""
         settled = self._scheduler.settled_step(0)
+        if step.passed.inits:  # once their KV is on its way, they no longer count
+            return False
         if step.chunks or step.is_held or step.passed.paused or (settled is not None and settled.chunks):
             return False
         self._requests = step.batch.generating

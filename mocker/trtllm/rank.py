@@ -219,10 +219,22 @@ class Rank:
         self.may_end = False
         gone = [request for request in self.active if request.state == ENDED or request.is_cancelled]
         for request in gone:
-            self._release(request)
+            if request.is_context_only and not request.is_cancelled:
+                self._store(request)  # its blocks stay
+            else:
+                self._release(request)
             request.state = ENDED
             self.active.remove(request)
         return gone
+
+    def leave(self, request: Request, *, has_kv: bool) -> None:
+        """Let a request leave that no step computes; without its KV, nothing of it is stored."""
+        if has_kv:
+            self._store(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.state = ENDED
+        self.active.remove(request)
 
     def store(self, step: RankStep) -> None:
         """Make prompts of a step findable that are complete by now, or with `stores_chunks` what was computed of them.

@@ -37,6 +37,7 @@ class Request:
         "has_strict_rank",
         "id",
         "is_cancelled",
+        "is_context_only",
         "is_dummy",
         "last_output",
         "num_before",
@@ -91,6 +92,8 @@ class Request:
         self.has_strict_rank = has_strict_rank
         self.is_dummy = False
         """Whether it only keeps an empty rank busy (attention DP)."""
+        self.is_context_only = False
+        """Whether its KV stays when it has ended, for another engine (disaggregation)."""
         self.is_cancelled = False
         self.state = INIT if is_generation_only else CONTEXT
         self.position = 0  # of the prompt, computed or in flight

@@ -29,7 +29,8 @@ class Requests:
                 raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_seq_len ({config.max_seq_len})")
             sequence.num_limit = min(sequence.num_limit, config.max_seq_len)
             sequence.num_total = min(sequence.num_total, config.max_seq_len)
-        if not config.enable_chunked_context and sequence.num_prompt > config.max_num_tokens:
+        is_computed = not sequence.is_remote_prefill
+        if is_computed and not config.enable_chunked_context and sequence.num_prompt > config.max_num_tokens:
             raise ValueError(
                 f"prompt of {sequence.num_prompt} tokens; without enable_chunked_context it must be at most "
                 f"max_num_tokens ({config.max_num_tokens})"
@@ -46,14 +47,21 @@ class Requests:
             max_tokens=sequence.num_limit - sequence.num_prompt,
             chain=sequence.chain,
             stop_after=sequence.stop_after,
+            is_generation_only=sequence.is_remote_prefill,
         )
+        request.is_context_only = sequence.is_remote_decode
         request.sequence = sequence
         self.of[sequence] = request
         return request
 
     def _refuse(self, sequence: Sequence) -> None:
+        role = self._config.server_role
+        if sequence.is_remote_prefill and role != "generation":
+            raise ValueError(f"the KV of {sequence} is at another engine; expected server_role generation, not {role}")
+        if sequence.is_remote_decode is not (role == "context"):
+            part = "the prompt" if sequence.is_remote_decode else "all"
+            raise ValueError(f"{part} of {sequence} is to be computed; it does not fit server_role {role}")
         asked = {
-            "KV from or for another engine": sequence.is_remote_prefill or sequence.is_remote_decode,
             f"adapter {sequence.adapter}": bool(sequence.adapter),
             "log-probabilities of prompts": not sequence.reads_cache,
         }

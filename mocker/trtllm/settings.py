@@ -90,5 +90,5 @@ def settings_of(config: TrtllmConfig, num_blocks: int, num_ranks: int = 1) -> Se
         balance=balance if num_ranks > 1 else None,
         settles_stuck=True,
         has_adapters=False,
-        has_inits=False,
+        has_inits=config.is_kv_consumer,
     )

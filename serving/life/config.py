@@ -15,10 +15,11 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 class DisaggregationConfig(LeaseConfig):
     """How requests are spread over prefill and decode workers; has no effect without prefill workers."""
 
-    flow: Literal["source-first", "destination-first"] = "source-first"
-    """Which worker starts first. source-first (vLLM): the prompt is computed, then a decode worker is chosen; it computes the
-    last prompt token again and produces token 1. destination-first (SGLang): both are chosen at once, the decode worker
-    allocates its blocks first, and token 1 arrives with the KV."""
+    flow: Literal["source-first", "destination-first"] | None = None
+    """Which worker starts first. source-first (vLLM, TensorRT-LLM): the prompt is computed, then a decode worker is chosen.
+    In vLLM that computes the last prompt token again and produces token 1; in TensorRT-LLM, token 1 arrives with the KV.
+    destination-first (SGLang): both are chosen at once, the decode worker allocates its blocks first, and token 1 arrives
+    with the KV (default: as the engine does, source-first where that is not known)."""
 
     conditional_disagg: Literal["never", "isl_bounding", "prefill_load", "isl_or_load"] = "never"
     """When a decode worker computes a prompt itself: never; if little of the prompt is left after its cached prefix

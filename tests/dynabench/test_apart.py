@@ -10,7 +10,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.live.run import measure
 from dynabench.virtual.run import simulate
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
 from reports.figures.split import split_ttft
@@ -60,6 +60,24 @@ def test_a_live_run_says_where_the_ttft_of_each_request_went(flow):
     assert (parts.apart, parts.requests, parts.blocks_first) == (1.0, 12, flow == "destination-first")
     assert sum(parts.parts.values()) == pytest.approx(parts.ttft)
     assert summarize([record]).shows_ttst
+
+
+@pytest.mark.parametrize(
+    ("kind", "engine", "is_destination_first"),
+    [
+        ("sglang", {"sglang": SglangConfig(page_size=16, max_total_tokens=8000)}, True),
+        ("trtllm", {"trtllm": TrtllmConfig(tokens_per_block=16, kv_cache_max_tokens=8000)}, False),
+    ],
+)
+def test_live_workers_with_other_schedulers_share_requests_as_their_engines_do(kind, engine, is_destination_first):
+    timing = TimingConfig(speedup_ratio=20.0)
+    pools = [Pool(name=role, role=role, engine_type=kind, timing=timing, **engine) for role in ("prefill", "decode")]
+    deployment = Deployment(pools=tuple(pools), router=MeasuredRouterConfig(), frontend=MeasuredFrontendConfig())
+    found = measure(Run.alone(Settings(deployment, client=ClientConfig())), workload(6)).requests
+    assert (set(found.error), found.osl.tolist()) == ({""}, [5] * 6)
+    assert (found.prefill_worker.tolist(), found.worker.tolist()) == ([0] * 6, [1] * 6)
+    assert (found.transfer_end_s <= found.decode_start_s).all()
+    assert (found.decode_blocks_s <= found.prefill_end_s).all() == is_destination_first
 
 
 def test_live_and_simulated_transfers_take_what_the_deployments_links_say():

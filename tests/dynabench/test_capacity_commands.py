@@ -227,6 +227,7 @@ SGLANG_SERVER = {
     "--mem-fraction-static", "--context-length", "--max-total-tokens", "--quantization", "--kv-cache-dtype",
     "--disable-radix-cache", "--disable-overlap-schedule", "--enable-priority-scheduling",
     "--schedule-low-priority-values-first", "--disaggregation-mode", "--disaggregation-transfer-backend",
+    "--num-reserved-decode-tokens", "--disaggregation-decode-extra-slots", "--disaggregation-decode-enable-radix-cache",
     "--max-queued-requests", "--scheduler-recv-interval", "--decode-log-interval", "--max-prefill-tokens",
     "--prefill-max-requests", "--enable-mixed-chunk", "--prefill-decode-interval", "--prefill-decode-interval-min-bs",
     "--schedule-policy", "--schedule-conservativeness", "--disable-priority-preemption",
@@ -313,6 +314,7 @@ def test_every_setting_of_sglangs_scheduler_is_a_flag_of_its_server_or_a_variabl
     given = {name: value for name, value in given.items() if "hicache" not in name}
     del given["enable_hierarchical_cache"]
     given |= {"chunked_prefill_size": 49, "load_balance_method": "total_tokens"}
+    del given["disaggregation_mode"]  # a pool's role decides that
     words, note = engine_line(engine_type="sglang", sglang=SglangConfig(**given))
     assert {word for word in words.split() if word.startswith("--")} <= SGLANG_SERVER
     named = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}

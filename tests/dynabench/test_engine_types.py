@@ -164,16 +164,16 @@ def test_a_live_mocker_has_the_scheduler_and_the_context_of_the_model(kind):
     assert mocker.traits.context_length == 131072
 
 
-@pytest.mark.parametrize("kind", ["sglang", "trtllm"])
-def test_a_live_mocker_with_another_scheduler_has_no_part_in_disaggregation(kind):
-    with pytest.raises(ValueError, match="role is 'prefill'; expected 'aggregated'"):
-        Mocker(WorkerConfig(role="prefill"), SETTINGS[kind])
+def test_a_live_mocker_has_the_part_in_disaggregation_that_its_role_says():
+    for kind, role, expected in (("sglang", "decode", "kv_consumer"), ("trtllm", "prefill", "kv_producer")):
+        assert Mocker(WorkerConfig(role=role), SETTINGS[kind]).calls[0].arguments["config"].kv_role == expected
+    with pytest.raises(ValueError, match="expected disaggregation_mode and server_role not to be set"):
+        Mocker(WorkerConfig(role="prefill"), SglangConfig(disaggregation_mode="decode"))
 
 
-@pytest.mark.parametrize("settings", [{"role": "prefill"}, {"engine": "echo_core"}])
-def test_roles_and_other_engines_are_refused(settings):
+def test_other_engines_have_schedulers_of_their_own():
     with pytest.raises(ValueError, match="expected 'vllm'"):
-        Pool(engine_type="sglang", **settings)
+        Pool(engine_type="sglang", engine="echo_core")
 
 
 @pytest.mark.parametrize(

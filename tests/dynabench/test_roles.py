@@ -488,7 +488,7 @@ def refusal(monkeypatch, capsys, *words):
         (
             "run",
             ("--flow", "source-first", "--prefill-workers", "2"),
-            "--prefill-workers cannot be used with --deployment",
+            "--prefill-workers, --flow cannot be used with --deployment",
         ),
         (
             "serve",

@@ -185,7 +185,9 @@ def test_a_sequence_that_is_preempted_and_then_too_long_for_a_step_is_said_to_wa
     requests = [Request(0.0, 150, 150, tuple(range(10 * number, 10 * number + 10))) for number in (0, 1)]
     engine = {"num_gpu_blocks": 23, "block_size": 16, "max_num_batched_tokens": 160, "max_num_seqs": 8}
     engine |= dict.fromkeys(("enable_chunked_prefill", "enable_prefix_caching"), False)
-    with pytest.raises(StalledError, match=r"^1 requests never finish, as in vLLM: .* can never be admitted: 22 of 22"):
+    with pytest.raises(
+        StalledError, match=r"^1 requests never finish, as with the real engine: .* can never be admitted: 22 of 22"
+    ):
         simulated(Workload("w", 16, requests), workers=1, **engine)
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from mocker import SglangConfig
+from mocker.timing.catalog import find_gpu
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 
@@ -33,6 +34,14 @@ def test_the_chunk_and_the_share_of_memory_follow_from_the_gpu(gpu, num_gpus, ch
 def test_at_least_ten_gib_of_a_large_gpu_stay_free():
     found = chosen("h100", chunked_prefill_size=2048)
     assert found.mem_fraction_static == pytest.approx(1 - 10 / (85018542080 / 2**30), abs=0.0006)
+
+
+def test_workers_of_one_part_of_a_request_need_no_room_for_graphs_of_the_other():
+    """On a B200, 2 MiB for each of 512 sequences of decodes; a decode worker keeps the 10 GiB that are always free there."""
+    memory_mib = find_gpu("b200").memory / 2**20
+    shares = [chosen("b200", disaggregation_mode=mode).mem_fraction_static for mode in ("null", "prefill", "decode")]
+    assert shares[1] - shares[0] == pytest.approx(2 * 512 / memory_mib, abs=0.0011)
+    assert shares[2] == pytest.approx(1 - 10 * 1024 / memory_mib, abs=0.0006)
 
 
 def test_what_is_set_stays():

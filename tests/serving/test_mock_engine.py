@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import uvloop
 
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.answers.made_up import answer_length, answer_tokens
@@ -287,3 +287,18 @@ def test_a_request_that_can_never_be_admitted_again_ends_and_the_others_go_on():
         enable_chunked_prefill=False,
         enable_prefix_caching=False,
     )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SglangConfig(disaggregation_mode="decode"),
+        SglangConfig(disaggregation_mode="prefill"),
+        TrtllmConfig(server_role="context"),
+    ],
+)
+def test_an_engine_that_does_one_part_of_each_request_refuses_a_whole_one_as_unavailable(config):
+    engine, reader = MockEngine(resolve(config, TimingConfig())), Reader()
+    engine.submit(request([1, 2, 3], 4), AnswerStream(reader, 1))
+    assert reader.ends[1].kind == "unavailable"
+    assert "cannot serve a request without a" in reader.ends[1].error

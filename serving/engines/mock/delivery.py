@@ -29,7 +29,8 @@ class Delivery:
                 live.is_plain = (
                     False  # the last token comes with where the KV is, as a client may leave after that token
                 )
-        for sequence in (*decoded, *output.sampled):
+        prefilled = [sequence for sequence in output.sampled if not (sequence.is_token_shipped and sequence in decoded)]
+        for sequence in (*decoded, *prefilled):
             live = sequence.payload
             assert isinstance(live, Live)
             made = live.made = live.made + 1

@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig, FamilyConfig, SimulatedConfig, timed_as, type_of, with_block_size
+from mocker.config import EngineTypeConfig, FamilyConfig, SimulatedConfig, in_role, timed_as, type_of, with_block_size
 from mocker.tiers.config import HostMemory, refuse_idle_tiers
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -31,6 +31,7 @@ from serving.engines.mock.observer import Observer
 from serving.engines.mock.rank import MockEngine
 from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
+from serving.model.card import Bootstrap
 from serving.model.constraints import NO_GRAMMAR
 from serving.model.context import BYTES_CONTEXT
 from serving.model.files import ModelFiles
@@ -101,13 +102,14 @@ class Mocker:
             ValueError: the settings do not determine them.
         """
         kv_role = peers[0].role if peers else KV_ROLES[worker.role]
-        if isinstance(config, EngineConfig):
-            config = replace(config, kv_role=kv_role)
-        elif kv_role is not None:
+        if not isinstance(config, EngineConfig) and config.kv_role not in (None, kv_role):
             raise ValueError(
-                f"role is {worker.role!r}; expected 'aggregated': disaggregation is simulated only with vLLM's scheduler"
+                f"the settings are those of a {config.kv_role} and role is {worker.role!r}; expected disaggregation_mode and "
+                "server_role not to be set: the role determines them"
             )
-        timing = timed_as(type_of(config), timing)
+        config = in_role(config, kv_role)
+        self._kind = type_of(config)
+        timing = timed_as(self._kind, timing)
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
         simulated = resolve(config, timing)
         self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
@@ -176,9 +178,20 @@ class Mocker:
                 await self._start_handovers(self._shape)
             except TransferError as error:
                 raise EngineError(f"KV cannot be transferred: {error}") from error
-            self.traits = replace(self.traits, bootstrap=self._handovers[0].bootstrap)
+            self.traits = replace(self.traits, bootstrap=self._bootstrap(self._handovers[0]))
         if self._simulated.host is not None:
             await self._start_tiers(self._simulated.host)
+
+    def _bootstrap(self, handover: Handover) -> Bootstrap | None:
+        """Return how both workers of a request meet: always in SGLang, never in TensorRT-LLM, in vLLM if that is asked for."""
+        bootstrap = handover.bootstrap
+        match self._kind:
+            case "sglang" if bootstrap is not None:
+                return Bootstrap(bootstrap.params, is_needed=True)
+            case "trtllm":
+                return None
+            case _:
+                return bootstrap
 
     async def _start_handovers(self, shape: KvShape) -> None:
         for peer in self._peers:

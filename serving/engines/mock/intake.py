@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mocker import BlockChain, Sequence
+from mocker import BlockChain, Sequence, SglangConfig, TrtllmConfig
+from mocker.contract import EngineSettings
 from serving.engines.kv.params import RequestPart, part_of
 from serving.engines.mock.answers.author import AnswerPlan, Author
 from serving.engines.mock.answers.made_up import LogProbabilities
@@ -139,6 +140,7 @@ class Intake:
         stream.on_unblocked = live.flush
         try:
             if part is None:
+                refuse_whole(self._config)
                 self._rank.add(live)
             else:
                 size = self._config.block_size
@@ -205,3 +207,18 @@ class Intake:
             )
         live.stream.on_cancel = lambda: handover.cancel(rank, live)
         handover.begin(rank, live, part)
+
+
+def refuse_whole(config: EngineSettings) -> None:
+    """Refuse a request that nobody shares, if an engine with these settings does only one part of each.
+
+    Raises:
+        CallError: it does: another worker is missing.
+    """
+    does_all = not isinstance(config, SglangConfig | TrtllmConfig) or config.kv_role is None
+    if does_all or (isinstance(config, TrtllmConfig) and config.is_kv_consumer):
+        return
+    role, other = ("decode", "prefill") if config.is_kv_consumer else ("prefill", "decode")
+    raise CallError(
+        f"a {role} worker with this scheduler cannot serve a request without a {other} worker", "unavailable"
+    )

@@ -216,7 +216,7 @@ def test_memory_that_is_not_modelled_is_refused(asked):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"is_remote_prefill": True}, "KV from or for another engine is not modelled yet"),
+        ({"is_remote_prefill": True}, "is at another engine; expected server_role generation, not None"),
         ({"adapter": "one"}, "adapter one is not modelled yet"),
         ({"prompt": 65}, "without enable_chunked_context it must be at most max_num_tokens \\(64\\)"),
         ({"prompt": 50, "output": 40}, "need 23 KV blocks; the cache has 20"),
