@@ -407,7 +407,7 @@ class SglangCore(Core):
         """See `Core`. SGLang notices at its next step, which it makes at once if it has nothing else to do."""
         assert self._host is not None and isinstance(copy, NodeCopy)
         self._host.end_copy(copy)
-        if not self._requests and not self.scheduler.in_flight:
+        if self.is_done:
             self.spin()
 
     @property
