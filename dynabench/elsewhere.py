@@ -67,9 +67,10 @@ ANSWERS = {
     "use --long-prefill-token-threshold; the number of partial prefills is not limited": """
         max-num-partial-prefills max-long-partial-prefills""",
     "use --kv-offloading-size (GiB)": """
-        swap-space kv-offloading-backend enable-hierarchical-cache hicache-ratio hicache-size kv-cache-host-memory-bytes
-        host-cache-size""",
-    "use --kv-store-size": "hicache-storage-backend lmcache-config",
+        swap-space kv-offloading-backend kv-cache-host-memory-bytes host-cache-size""",
+    "use --kv-store-size": "lmcache-config",
+    "storage behind SGLang's host memory is not modelled; vLLM's scheduler has --kv-prefetch-policy": """
+        hicache-storage-prefetch-policy hicache-storage-backend-extra-config""",
     "weights stay on the GPU; only KV can be offloaded, with --kv-offloading-size": "cpu-offload-gb",
     "use --eviction-policy (of host memory; GPU memory evicts the least recently used)": "radix-eviction-policy",
     "use --prefill-workers and --decode-workers": """

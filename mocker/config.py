@@ -1,12 +1,14 @@
 """Whose scheduler a simulated engine has, and the settings of each family."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from foundation.settings import changed
 from mocker.contract import EngineSettings, KvRole
 from mocker.sglang import config as sglang
-from mocker.sglang.config import SglangConfig
+from mocker.sglang.config import OF_HICACHE, SglangConfig
+from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
@@ -124,6 +126,16 @@ class SimulatedConfig:
 
 def _names(config: FamilyConfig) -> list[str]:
     return [field.name for field in fields(config)]
+
+
+def refuse_idle_hicache(engines: Collection[SglangConfig]) -> None:
+    """Refuse a setting of HiCache that no engine of an experiment has.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if not any(engine.enable_hierarchical_cache for engine in engines):
+        refuse_idle(engines, OF_HICACHE, "there is no host memory for KV; expected enable_hierarchical_cache with it")
 
 
 def type_of(config: EngineSettings) -> EngineType:

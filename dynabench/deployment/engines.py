@@ -11,7 +11,7 @@ import numpy.typing as npt
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker import TrtllmConfig
-from mocker.config import flag_of, own_name
+from mocker.config import flag_of, own_name, refuse_idle_hicache
 from mocker.contract import EngineSettings
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
@@ -19,7 +19,15 @@ from serving.model.card import Role
 from serving.model.context import refusal
 from workloads import Workload, WorkloadError
 
-SIZES = ("kv_offloading_size", "num_host_blocks", "kv_disk_size", "kv_store_size")
+SIZES = (
+    "kv_offloading_size",
+    "num_host_blocks",
+    "enable_hierarchical_cache",
+    "hicache_ratio",
+    "hicache_size",
+    "kv_disk_size",
+    "kv_store_size",
+)
 """Settings that create a KV tier."""
 
 PARTS = {None: "an", "kv_producer": "a prefill", "kv_consumer": "a decode"}
@@ -127,6 +135,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     )
     engines = [pool.mocker for deployment in deployments for pool in deployment.pools]
     refuse_idle_tiers(engines, has_store=has_store)
+    refuse_idle_hicache([pool.sglang for deployment in deployments for pool in deployment.pools])
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:

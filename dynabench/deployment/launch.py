@@ -41,6 +41,8 @@ SGLANG_VARIABLES = {
     "clip_max_new_tokens_estimation": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
 }
 """Settings that SGLang has as variables of the environment."""
+SGLANG_LACKS = ("hicache_bandwidth_gb_s", "hicache_latency_us")
+"""Settings of the host that it runs on."""
 SGLANG_HAS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "max_model_len", "num_gpu_blocks",
               "enable_prefix_caching", "enable_chunked_prefill", "scheduling_policy", "async_scheduling", "kv_role")  # fmt: skip
 TRTLLM_HAS = ("max_num_batched_tokens", "max_num_seqs", "block_size", "max_model_len", "num_gpu_blocks",
@@ -158,6 +160,9 @@ def sglang_command(pool: Pool, quantization: str | None) -> Launch:
         assert isinstance(own, SglangConfig)
         config = with_sglang_defaults(own, timing)
     settings = {name: getattr(config, name) for name in SGLANG_SAID} | changed(config)
+    settings = {name: value for name, value in settings.items() if name not in SGLANG_LACKS}
+    if config.enable_hierarchical_cache and not config.hicache_size:
+        settings["hicache_ratio"] = config.host_ratio  # given, or SGLang would fit it to the memory of the machine
     settings["chunked_prefill_size"] = config.chunk_size or -1
     variables = [f"{SGLANG_VARIABLES[name]}={settings.pop(name)}" for name in SGLANG_VARIABLES if name in settings]
     given: dict[str, Any] = {

@@ -118,8 +118,11 @@ def tiers_of(engines: Sequence[SimulatedEngine]) -> list[TierBound]:
 def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float:
     """Return the least time to copy the KV of a token to a GPU (s), from host memory or through it.
 
-    A prompt may read from all tiers behind host memory at once.
+    A prompt may read from all tiers behind host memory at once. Loads that a step waits for layer by layer may take no
+    time beside what it computes.
     """
+    if host.num_layers:
+        return 0.0
     token_bytes = host.chunk_bytes / (host.blocks_per_chunk * engine.config.block_size)
     read_s = token_bytes / sum([tier.bandwidth for tier in host.tiers]) if is_far else 0.0
     return read_s + token_bytes / host.bandwidth

@@ -1,7 +1,7 @@
 """The head of a report: the model, the GPUs, their layout, the chunk, the workload, and the error of its times."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.launch import engine_command
@@ -61,7 +61,7 @@ def head_of(
 
 
 UNCHECKED = (
-    "; KV tiers are not validated: their scheduling matches recordings of vLLM, but their sizes and bandwidths are "
+    "; KV tiers are not validated: their scheduling matches recordings of the engine, but their sizes and bandwidths are "
     "as configured"
 )
 """Note about deployments with KV tiers, whose times have not been compared with real ones."""
@@ -174,7 +174,7 @@ def kv_tiers(deployments: Sequence[Deployment]) -> str:
     hosts = [each for each in settings if each.has_host_memory]
     disks = [each for each in hosts if each.kv_disk_size]
     stores = [deployment.kv_store for deployment in deployments if hosts and deployment.kv_store.kv_store_size]
-    parts = []
+    parts = list(_hicache(deployments))
     if hosts:
         sizes = _span(each.kv_offloading_size for each in settings if not each.num_host_blocks) + " GiB"
         if blocks := [each.num_host_blocks for each in settings if each.num_host_blocks]:
@@ -192,6 +192,21 @@ def kv_tiers(deployments: Sequence[Deployment]) -> str:
         speeds = _span(store.kv_store_bandwidth_gb_s for store in stores)
         parts.append(f"shared store of {sizes} GiB at {speeds} GB/s")
     return f"{'; '.join(parts)}; each way" if parts else ""
+
+
+def _hicache(deployments: Sequence[Deployment]) -> Iterator[str]:
+    """Yield how large SGLang's host memory is, and how fast, if any worker has it."""
+    pools = [pool for deployment in deployments for pool in deployment.pools if pool.engine_type == "sglang"]
+    hosts = [pool.sglang for pool in pools if pool.engine == "mocker" and pool.sglang.enable_hierarchical_cache]
+    if not hosts:
+        return
+    sizes = [each.hicache_size for each in hosts if each.hicache_size]
+    ratios = [each.host_ratio for each in hosts if not each.hicache_size]
+    parts = [f"{_span(ratios)} times the KV cache"] if ratios else []
+    parts += [f"{_span(sizes)} GB a GPU"] if sizes else []
+    speeds = _span(each.hicache_bandwidth_gb_s for each in hosts)
+    policies = ", ".join(dict.fromkeys(each.hicache_write_policy for each in hosts))
+    yield f"HiCache ({policies}) of {' or '.join(parts)} at {speeds} GB/s a GPU"
 
 
 def _span(values: Iterable[float]) -> str:

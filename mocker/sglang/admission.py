@@ -106,7 +106,8 @@ class PrefillPass:
     def _look_up(self, request: Request) -> None:
         request.looked_up = request.known
         self._pool.match(request, request.most_matched)
-        request.matched = request.protected = request.prefix
+        request.protected = request.prefix
+        request.matched = request.prefix + request.num_on_host
 
     def _charge(self, num_tokens: int, max_new: int) -> None:
         """Charge a chunk to the budgets, and the output that will follow."""
@@ -158,6 +159,11 @@ class PrefillPass:
         max_new = min(max(request.max_new - request.generated, 0), self._clip)
         if left + max_new + self._size >= self._left:
             return NO_ROOM
+        if request.num_on_host:
+            if not self._fits(request, left - request.num_on_host):
+                return OTHER
+            self._pool.load_back(request)
+            left = request.known - request.prefix
         num_paged, chunk = self._pool.ceil(left), self._chunk
         if chunk is None:
             if self.admitted and num_paged >= self._inputs:
@@ -167,11 +173,22 @@ class PrefillPass:
         self._take(request, left, is_last=True)
         return GO_ON
 
+    def _fits(self, request: Request, left: int) -> bool:
+        """Return whether the budgets of computation admit a request if so many of its tokens are left to compute."""
+        num_paged, chunk = self._pool.ceil(left), self._chunk
+        if chunk is None:
+            return not (self.admitted and num_paged >= self._inputs)
+        return num_paged <= chunk or self._cut_at(request.known - left, chunk) > 0
+
+    def _cut_at(self, before: int, chunk: int) -> int:
+        """Return how many tokens after so many are admitted of a prompt that exceeds what is left of the chunk; 0: none."""
+        if self.chunked is not None and self._config.policy == "shortest-prefill-first":
+            return 0  # only one prefill can be in progress
+        return self._pool.floor(before + self._pool.floor(chunk)) - before
+
     def _cut(self, request: Request, chunk: int) -> Verdict:
         """Admit the part of a prompt that is left of the chunk, in whole pages."""
-        if self.chunked is not None and self._config.policy == "shortest-prefill-first":
-            return OTHER  # only one prefill can be in progress
-        num_tokens = self._pool.floor(request.prefix + self._pool.floor(chunk)) - request.prefix
+        num_tokens = self._cut_at(request.prefix, chunk)
         if num_tokens <= 0:
             return OTHER
         self._take(request, num_tokens, is_last=False)

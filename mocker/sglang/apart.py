@@ -53,7 +53,7 @@ class SglangPrefillCore(SglangCore):
         super().__init__(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
         self._kept: dict[Sequence, Request] = {}
 
-    def _new_scheduler(self, num_pages: int) -> Scheduler:
+    def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
         return PrefillScheduler(self.config, num_pages)
 
     def _check_role(self, sequence: Sequence) -> None:
@@ -107,7 +107,7 @@ class SglangDecodeCore(SglangCore):
         self._late: dict[Sequence, bool] = {}
         """Sequences that started or resumed and did not decode since; whether their next token is their second."""
 
-    def _new_scheduler(self, num_pages: int) -> Scheduler:
+    def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
         return DecodeScheduler(self.config, num_pages)
 
     # Iterations

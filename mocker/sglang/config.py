@@ -5,15 +5,24 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Whole, check_settings
+from foundation.settings import Count, NotNegative, Positive, Whole, check_settings
 from mocker.contract import KvRole
 
 SchedulePolicy = Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
+WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
 DisaggregationMode = Literal["null", "prefill", "decode"]
 INITIAL_RATIO = 0.7
 LEAST_SHARE = 0.14
 """The new token ratio begins at the first times `schedule_conservativeness`, and never falls below this share of that."""
+DEFAULT_HOST_RATIO = 2.0
+OF_HICACHE = (
+    "hicache_ratio",
+    "hicache_size",
+    "hicache_write_policy",
+    "hicache_bandwidth_gb_s",
+    "hicache_latency_us",
+)
 NUM_SPARE_INPUT_TOKENS = 5
 MOST_EXTRA_SLOTS = 32
 """Requests that may run up to which a decode worker has slots beyond them by default."""
@@ -97,6 +106,29 @@ class SglangConfig:
     radix_eviction_policy: EvictionPolicy = "lru"
     """Which cached KV is evicted first."""
 
+    enable_hierarchical_cache: bool = False
+    """Keep KV in host memory as well (HiCache)."""
+
+    hicache_ratio: Positive | None = None
+    """Host memory for KV, as a multiple of the KV cache on the GPUs (default: 2, unless hicache_size is given)."""
+
+    hicache_size: Whole = 0
+    """Host memory for KV per GPU (GB of 1e9 bytes; 0: hicache_ratio applies)."""
+
+    hicache_write_policy: WritePolicy = "write_through"
+    """When KV is copied to host memory: at its first use (write_through), at its second (write_through_selective), or when
+    the GPU evicts it (write_back), which the scheduler waits for."""
+
+    hicache_storage_backend: str | None = None
+    """Storage behind host memory; it is not modelled yet, so only none is accepted."""
+
+    hicache_bandwidth_gb_s: Positive = 32.0
+    """Bandwidth between each GPU and host memory, in each direction (GB/s); not a setting of SGLang's."""
+
+    hicache_latency_us: NotNegative = 20.0
+    """Fixed time of each copy between a GPU and host memory, in addition to the time for its bytes (us); not a setting of
+    SGLang's."""
+
     disable_overlap_schedule: bool = False
     """Schedule a step only when the result of the one before it is known."""
 
@@ -135,6 +167,26 @@ class SglangConfig:
                 "schedule_policy is shortest-prefill-first and disable_radix_cache is true; expected false: it orders by "
                 "what is not cached"
             )
+        if self.enable_hierarchical_cache and self.disable_radix_cache:
+            raise ValueError(
+                "enable_hierarchical_cache is true and disable_radix_cache is true; expected false: the radix cache is what "
+                "finds KV in host memory"
+            )
+        if self.enable_hierarchical_cache and self.disaggregation_mode != "null":
+            raise ValueError(
+                f"enable_hierarchical_cache is true and disaggregation_mode is {self.disaggregation_mode}; expected false: HiCache "
+                "of prefill and decode workers is not modelled yet"
+            )
+        if self.hicache_storage_backend is not None:
+            raise ValueError(
+                f"hicache_storage_backend is {self.hicache_storage_backend}; expected none, because storage behind SGLang's "
+                "host memory is not modelled yet"
+            )
+        if self.hicache_size and self.hicache_ratio is not None:
+            raise ValueError(
+                f"hicache_size is {self.hicache_size}, and hicache_ratio is {self.hicache_ratio:g}; expected only one of them: "
+                "both set the size of host memory"
+            )
         if 0 < (self.chunked_prefill_size or 0) < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
@@ -168,6 +220,11 @@ class SglangConfig:
         return self.disaggregation_mode == "decode"
 
     # What follows from them
+
+    @property
+    def host_ratio(self) -> float:
+        """Room in host memory for each token of the KV cache, where `hicache_size` does not apply."""
+        return DEFAULT_HOST_RATIO if self.hicache_ratio is None else self.hicache_ratio
 
     @property
     def chunk_size(self) -> int | None:

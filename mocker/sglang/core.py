@@ -1,17 +1,30 @@
 """SGLang's scheduler as the core of an engine."""
 
 from mocker.batch import NOBODY, Batch
-from mocker.contract import Backlog, EngineStoppedError, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.contract import (
+    Backlog,
+    EngineStoppedError,
+    HostChunks,
+    NeverAdmittedError,
+    Outbox,
+    Pause,
+    Remaining,
+    View,
+)
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.sglang.config import SglangConfig
+from mocker.sglang.hicache.copies import NodeCopy
+from mocker.sglang.hicache.pool import HostPool
 from mocker.sglang.leaps import Leaps
 from mocker.sglang.request import Request
 from mocker.sglang.rows import Work
 from mocker.sglang.scheduler import Scheduler
 from mocker.tiers.config import HostMemory
+from mocker.tiers.copies import NO_WORK, Copy
+from mocker.tiers.copies import Work as CopyWork
 
 
 class SglangCore(Core):
@@ -36,9 +49,10 @@ class SglangCore(Core):
         Raises:
             ValueError: it is to have something that is not modelled.
         """
-        for is_asked, name in ((host, "host memory (HiCache)"), (more, "layers that do not keep all tokens")):
-            if is_asked is not None:
-                raise ValueError(f"SGLang's scheduler with {name} is not modelled yet")
+        if more is not None:
+            raise ValueError("SGLang's scheduler with layers that do not keep all tokens is not modelled yet")
+        if host is not None and host.tiers:
+            raise ValueError("storage behind SGLang's host memory (hicache_storage_backend) is not modelled yet")
         if max_loras is not None:
             raise ValueError("SGLang's scheduler with adapters (LoRA) is not modelled yet")
         self.config = config
@@ -47,8 +61,9 @@ class SglangCore(Core):
         self.running: list[Sequence] = []
         self.dropped: list[Sequence] = []
         self.prefix_cache_stats = PrefixCacheStats()
-        self.scheduler = self._new_scheduler(num_blocks)
-        self._pool = self.scheduler.pool
+        self.scheduler = self._new_scheduler(num_blocks, 0 if host is None else host.num_chunks)
+        self._pool = pool = self.scheduler.pool
+        self._host = pool if isinstance(pool, HostPool) else None
         self._pool.tree.has_listener = kv_events
         self._leaps = Leaps(self.scheduler)
         self._requests: dict[Sequence, Request] = {}
@@ -60,8 +75,8 @@ class SglangCore(Core):
         self._to_abort: list[Request] = []  # SGLang hears of it before it schedules the next iteration
         self._failed: list[Sequence] = []  # refused because too many wait; the next iteration that ends reports them
 
-    def _new_scheduler(self, num_pages: int) -> Scheduler:
-        return Scheduler(self.config, num_pages)
+    def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
+        return Scheduler(self.config, num_pages, num_host_pages)
 
     # Iterations
 
@@ -78,7 +93,8 @@ class SglangCore(Core):
         work = self._next_work()
         if scheduler.aborted:
             self._take_aborted()
-        if work.decodes is self._steady_rows and self._steady is not None and not (work.prefills or work.requeued):
+        is_steady = work.decodes is self._steady_rows and not (work.prefills or work.requeued or self._is_storing)
+        if is_steady and self._steady is not None:
             self._iteration += 1
             return self._steady
         self._steady = None
@@ -121,7 +137,7 @@ class SglangCore(Core):
         elif self._starved:
             batch.delayed = [sequence for sequence in batch.decodes if sequence in self._starved]
             self._starved = set()
-        if work.kind == "decode" and not (batch.preempted or batch.delayed):
+        if work.kind == "decode" and not (batch.preempted or batch.delayed or self._is_storing):
             batch.is_undisturbed = True
             self._steady, self._steady_rows = batch, work.decodes
         return batch
@@ -131,6 +147,11 @@ class SglangCore(Core):
 
     def _describe_late(self, batch: Batch) -> None:
         """Record those of them that decode for the first time since."""
+
+    @property
+    def _is_storing(self) -> bool:
+        """Whether an eviction waits for copies to the host, and so does the iteration for which there was no room."""
+        return self._host is not None and bool(self._host.hosted.flushed)
 
     def _preempt(self, request: Request) -> Sequence:
         """Let a sequence wait again; a token in flight is dropped."""
@@ -161,7 +182,15 @@ class SglangCore(Core):
                     batch.resumed = [*batch.resumed, sequence]
                 else:
                     batch.admitted = [*batch.admitted, sequence]
-                    self.prefix_cache_stats.count(sequence, before)
+                    self._count_hits(sequence, before, request.num_loaded)
+
+    def _count_hits(self, sequence: Sequence, num_tokens: int, num_loaded: int) -> None:
+        """Count the tokens of a prompt that were found, of which some were loaded from the host."""
+        stats = self.prefix_cache_stats
+        stats.count(sequence, num_tokens - num_loaded)
+        if num_loaded and not sequence.num_preemptions:
+            sequence.host_tokens = num_loaded
+            stats.count_load(sequence, 0)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """See `Core`."""
@@ -219,7 +248,7 @@ class SglangCore(Core):
     def publish(self) -> None:
         """See `Core`. SGLang sends them seldom while it decodes, and what is left when it becomes idle."""
         tree, scheduler = self._pool.tree, self.scheduler
-        is_idle = not (self._requests or scheduler.in_flight)
+        is_idle = not (self._requests or scheduler.in_flight or self._pool.is_copying)
         if tree.events and (scheduler.sends_events or is_idle):
             self.outbox.events += tree.events
             tree.events = []
@@ -340,6 +369,33 @@ class SglangCore(Core):
             raise RuntimeError("SGLang flushes its cache only when it is idle: reset again later")
         return False
 
+    # Host memory
+
+    def take_copies(self) -> CopyWork:
+        """See `Core`."""
+        return NO_WORK if self._host is None else self._host.take_copies()
+
+    def end_copy(self, copy: Copy) -> None:
+        """See `Core`. SGLang notices at its next step, which it makes at once if it has nothing else to do."""
+        assert self._host is not None and isinstance(copy, NodeCopy)
+        self._host.end_copy(copy)
+        if not self._requests and not self.scheduler.in_flight:
+            self._spin()
+
+    @property
+    def ends_at_stores(self) -> bool:
+        """See `Core`: what was stored is unlocked then, and may be evicted."""
+        return self._host is not None
+
+    def publish_host_events(self) -> None:
+        """See `Core`: they are among the other events."""
+
+    def host_chunks(self) -> HostChunks:
+        """See `Core`."""
+        assert self._host is not None, "there is no host memory"
+        tree = self._host.hosted
+        return HostChunks(tree.num_host_pages - tree.num_host_free, tree.num_host_evicted, tree.num_refused)
+
     # What it is doing
 
     @property
@@ -375,7 +431,7 @@ class SglangCore(Core):
     def stall(self) -> NeverAdmittedError | None:
         """See `Core`."""
         scheduler = self.scheduler
-        if not scheduler.waiting or self.running or self.pause:
+        if not scheduler.waiting or self.running or self.pause or self._pool.is_copying:
             return None
         first = sequence_of(scheduler.waiting[0])
         room = f"{self._pool.available} of {self._pool.num_tokens} tokens of KV are available"

@@ -89,14 +89,20 @@ class Leaves:
         heap = self._heap
         while heap:
             rank, _, node = heappop(heap)
-            if not node.is_evictable:
-                node.is_listed = False
+            if not self._may_go(node):
+                self._forget(node)
             elif self._rank(node) != rank:
                 self._push(node)
             else:
-                node.is_listed = False
+                self._forget(node)
                 return node
         return None
+
+    def _may_go(self, node: Node) -> bool:
+        return node.is_evictable
+
+    def _forget(self, node: Node) -> None:
+        node.is_listed = False
 
     def _rank_again(self) -> None:
         nodes = [node for _, _, node in self._heap]

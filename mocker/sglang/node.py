@@ -12,14 +12,21 @@ class Node:
         "chain",
         "children",
         "created",
+        "host_boundary",
         "is_listed",
+        "is_listed_on_host",
+        "is_loading",
         "last_use",
         "num_hits",
+        "num_host_locks",
         "num_locks",
+        "on_device",
+        "on_host",
         "parent",
         "priority",
         "start",
         "stop",
+        "store",
     )
 
     def __init__(self, chain: BlockChain, start: int, stop: int, parent: "Node | None", *, priority: int) -> None:
@@ -34,6 +41,14 @@ class Node:
         self.created = 0.0
         self.last_use = 0.0
         self.is_listed = False  # among the candidates for eviction
+        # With host memory (`mocker/sglang/hicache/`):
+        self.on_device = True
+        self.on_host = False
+        self.num_host_locks = 0
+        self.host_boundary = 0  # the host lock whose nodes begin with this one; 0: none
+        self.is_listed_on_host = False
+        self.is_loading = False  # with write_back, until its load is known to have ended
+        self.store: object = None  # the copy to the host that is not known to have ended
 
     @property
     def num_pages(self) -> int:

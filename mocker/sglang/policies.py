@@ -81,7 +81,7 @@ class Policies:
         heads: set[Hashable] = set()
         for request in waiting:
             self._pool.match(request, request.known)
-            request.matched = min(request.prefix, request.most_matched)
+            request.matched = min(request.prefix + request.num_on_host, request.most_matched)
             if request.prefix <= NUM_HEAD_TOKENS and (head := head_of(request, self._pool.page_size)) is not None:
                 if head in heads:
                     deferred.add(request)

@@ -20,6 +20,26 @@ class Pool:
         """Requests that hold KV."""
         self._has_tree = config.has_tree
 
+    # With host memory
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether any copy between device and host is not known to have ended."""
+        return False
+
+    def poll(self) -> None:
+        """Take note of the copies that have ended, at the start of a step."""
+
+    def begin_stores(self) -> None:
+        """Begin to copy to the host what is to be stored there."""
+
+    def begin_loads(self) -> None:
+        """Begin to copy to the device what was admitted."""
+
+    def load_back(self, request: Request) -> None:
+        """Load what a request finds on the host."""
+        raise NotImplementedError
+
     # In tokens
 
     @property

@@ -29,6 +29,7 @@ class Request:
         "generated",
         "head",
         "holds_kv",
+        "host_node",
         "id",
         "ignores_eos",
         "inserted",
@@ -38,6 +39,8 @@ class Request:
         "matched",
         "max_new",
         "node",
+        "num_loaded",
+        "num_on_host",
         "num_prompt",
         "num_retractions",
         "payload",
@@ -99,6 +102,9 @@ class Request:
         self.protected = 0
         self.inserted = 0  # tokens that it has put into the tree itself
         self.node: Node | None = None  # where its cached prefix ends
+        self.host_node: Node | None = None  # where what is cached on the host ends
+        self.num_on_host = 0  # tokens between both, when it was last looked up
+        self.num_loaded = 0  # those of them that were loaded when it was admitted
         self.holds_kv = False
 
     @property
@@ -115,7 +121,8 @@ class Request:
         """Begin again: its KV is gone, its tokens stay."""
         self.is_retracted = True
         self.num_retractions += 1
-        self.node = None
+        self.node = self.host_node = None
+        self.num_on_host = self.num_loaded = 0
         self.matched = self.prefix = self.end = self.committed = self.protected = self.inserted = 0
         self.chunks_in_flight = 0
 

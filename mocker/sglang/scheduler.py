@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from mocker.sglang.admission import PrefillPass
 from mocker.sglang.config import NUM_SPARE_INPUT_TOKENS, SglangConfig
+from mocker.sglang.hicache.pool import HostPool
 from mocker.sglang.inbox import Inbox
 from mocker.sglang.policies import Policies
 from mocker.sglang.pool import Pool
@@ -35,9 +36,10 @@ class Outcome(NamedTuple):
 class Scheduler:
     """Decides who runs, with how many tokens. It does not know the time."""
 
-    def __init__(self, config: SglangConfig, num_pages: int) -> None:
+    def __init__(self, config: SglangConfig, num_pages: int, num_host_pages: int = 0) -> None:
         self.config = config
-        self.pool = Pool(config, num_pages)
+        self.has_host = num_host_pages > 0
+        self.pool = HostPool(config, num_pages, num_host_pages) if self.has_host else Pool(config, num_pages)
         self.ratio = NewTokenRatio(config)
         self.inbox = Inbox(config.scheduler_recv_interval)
         self.waiting: list[Request] = []
@@ -134,7 +136,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do, or to wait for."""
-        is_last_over = self._last is None or not self._last.requests
+        is_last_over = (self._last is None or not self._last.requests) and not self.pool.is_copying
         return not (self.running.requests or self.chunked or self.waiting or self.in_flight) and is_last_over
 
     @property
@@ -162,6 +164,8 @@ class Scheduler:
             self._requeue(self.inbox.open(self._last))
         if self._is_chunk_aborted:
             self._abort_chunked()
+        if self.has_host:
+            self.pool.poll()
         self._merge()
         work: Work | None = None
         requeued: list[Request] = []
@@ -263,6 +267,8 @@ class Scheduler:
         if chunked is not None:
             chunked.chunks_in_flight += 1
         work.prefills = [(request, request.prefix, request.end - request.prefix) for request in admitted]
+        if self.has_host:
+            self.pool.begin_loads()
         self.pool.extend(admitted)
         rows = Rows(admitted, chunked=chunked)
         rows.kind = "extend"
@@ -372,6 +378,8 @@ class Scheduler:
                 self._append(request, outcome, is_prefill=True)
         for request in work.decodes:
             self._append(request, outcome, is_prefill=False)
+        if self.has_host:
+            self.pool.begin_stores()
         if not work.prefills:
             self.num_decoded += 1
         self.sends_events = bool(work.prefills) or self.num_decoded % self.config.decode_log_interval == 0

@@ -7,7 +7,7 @@ A node that a request uses is locked, with all nodes above it. Each use has a ti
 """
 
 from mocker.chain import BlockChain
-from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from mocker.sglang.config import EvictionPolicy
 from mocker.sglang.eviction import Leaves
 from mocker.sglang.node import Node
@@ -20,7 +20,7 @@ class RadixTree:
         self.num_evictable = 0
         """Pages of unlocked nodes."""
         self.has_listener = True
-        self.events: list[BlockEvent] = []
+        self.events: list[KvEvent] = []
         self._policy = eviction_policy
         self._clock = 0.0
         self.root = Node(NOWHERE, 0, 0, None, priority=0)

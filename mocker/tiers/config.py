@@ -184,6 +184,8 @@ class HostMemory:
     bandwidth: float = math.inf
     """Bytes/s each way."""
     latency_s: float = 0.0
+    num_layers: Whole = 0
+    """A step waits for its loads layer by layer, and has so many layers (0: its loads do not hold it back)."""
     tiers: tuple[Tier, ...] = ()
     """The tiers behind it, nearest first."""
     prefetch_policy: PrefetchPolicy = "when_scheduled"

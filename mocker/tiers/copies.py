@@ -7,35 +7,41 @@ from mocker.tiers.ranges import Range, count
 
 
 class Copy:
-    """Chunks of a sequence on their way between the GPU and the host."""
+    """Chunks on their way between the GPU and the host."""
 
-    __slots__ = ("is_store", "num_local", "number", "ranges", "sequence")
+    __slots__ = ("is_store", "num_chunks", "number")
+
+    def __init__(self, number: int, num_chunks: int, *, is_store: bool) -> None:
+        self.number = number
+        self.num_chunks = num_chunks
+        self.is_store = is_store
+
+
+class SequenceCopy(Copy):
+    """Chunks of a sequence on their way."""
+
+    __slots__ = ("num_local", "ranges", "sequence")
 
     def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
-        self.number = number
+        super().__init__(number, count(ranges), is_store=is_store)
         self.num_local = 0  # tokens that were on the GPU before a load
         self.sequence = sequence
         self.ranges = ranges
-        self.is_store = is_store
-
-    @property
-    def num_chunks(self) -> int:
-        """Count the chunks to copy."""
-        return count(self.ranges)
 
 
 class Work:
-    """The copies of a step: loads start with it, stores after it, and it waits for flushed ones."""
+    """The copies of a step. It waits for flushed ones before it computes."""
 
-    __slots__ = ("flushed", "loads", "stores")
+    __slots__ = ("flushed", "loads", "ready", "stores")
 
     def __init__(self) -> None:
-        self.loads: list[Copy] = []
-        self.stores: list[Copy] = []
+        self.loads: list[Copy] = []  # start with it
+        self.ready: list[Copy] = []  # stores that start with it, because the KV that they copy is computed
+        self.stores: list[Copy] = []  # start after it
         self.flushed: dict[Copy, None] = {}  # in order
 
     def __bool__(self) -> bool:
-        return bool(self.loads or self.stores or self.flushed)
+        return bool(self.loads or self.ready or self.stores or self.flushed)
 
 
 NO_WORK: Final = Work()  # shared, never changed

@@ -6,7 +6,8 @@ not slow each other down. So the end of a copy is known as soon as it starts.
     step i is closed with work      its loads start with it; copies that it flushes must end before it computes
     step i + 1 starts               the stores of step i start: the KV that they copy is computed by then
 
-Semantics: the worker's side of vLLM 0.32's OffloadingConnector.
+Semantics: the worker's side of vLLM 0.32's OffloadingConnector. With SGLang's HiCache, the KV of a store is computed when
+it is asked for (`Work.ready`), and a step waits for its loads layer by layer (`overlapped`).
 """
 
 from collections import deque
@@ -40,7 +41,10 @@ class HostLink:
         """Start with none; without host memory, there never are any."""
         self._memory = memory or HostMemory(num_chunks=1)
         self._bytes_per_chunk = self._memory.chunk_bytes
+        self._num_layers = self._memory.num_layers
         self.loads, self.stores = Direction(), Direction()
+        self.awaited_s = 0.0
+        """When the loads end for which the next step waits, layer by layer (s); 0 if it waits for none."""
         self.next_end_s = inf
         """When the next copy ends (s); infinity if none is in progress."""
         self._put_off: list[Copy] = []  # stores that start with the next step
@@ -53,7 +57,7 @@ class HostLink:
         """Start the copies of a step that starts now; return how long the step waits for flushed ones (s)."""
         if work is NO_WORK and not self._put_off:
             return 0.0
-        for copy in (*self._put_off, *[store for store in work.stores if store in work.flushed]):
+        for copy in (*self._put_off, *work.ready, *[store for store in work.stores if store in work.flushed]):
             self._send(self.stores, copy, now)
         self._put_off = [store for store in work.stores if store not in work.flushed]
         stall_s = 0.0
@@ -64,7 +68,18 @@ class HostLink:
             self.stall_s += stall_s
         for copy in work.loads:
             self._send(self.loads, copy, now + stall_s)
+        if work.loads and self._num_layers:
+            self.awaited_s = self.loads.free_s
         return stall_s
+
+    def overlapped(self, now: float, duration: float) -> float:
+        """Return how long a step takes that starts now and whose layers each wait for their KV to be loaded (s).
+
+        All layers take the same time, to load as to compute, so the slower of both sets the pace, and one layer of the
+        other comes before it or after it.
+        """
+        load_s, self.awaited_s = self.awaited_s - now, 0.0
+        return max(load_s, duration) + min(load_s, duration) / self._num_layers if load_s > 0 else duration
 
     def ended(self, now: float, *, has_loads: bool = True) -> list[Copy]:
         """Return the copies that have ended, stores first and then loads, if these are wanted; forget them."""

@@ -168,7 +168,31 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_pages)
+    return replace(found, settings=settings, num_blocks=num_pages, host=_hicache(engine, timing, num_pages))
+
+
+def _hicache(engine: SglangConfig, timing: TimingConfig, num_pages: int) -> HostMemory | None:
+    """Return the host memory of an engine with so many pages on its GPUs, in pages as SGLang divides it (`HostKVCache`).
+
+    Raises:
+        ValueError: the size of the model's KV is unknown.
+    """
+    if not engine.enable_hierarchical_cache:
+        return None
+    page_size = engine.page_size
+    size = kv_size_of(timing, block_size=page_size)
+    num_tokens = int(num_pages * page_size * engine.host_ratio)
+    if engine.hicache_size:
+        num_tokens = int(engine.hicache_size * 1e9 // (size.block / page_size / size.num_parts))
+    return HostMemory(
+        num_chunks=num_tokens // page_size + 1,
+        eviction_policy="lru",  # of no use: the radix tree evicts by radix_eviction_policy
+        offload_prompt_only=False,
+        chunk_bytes=size.block,
+        bandwidth=engine.hicache_bandwidth_gb_s * 1e9 * size.num_parts,
+        latency_s=engine.hicache_latency_us / 1e6,
+        num_layers=size.num_layers,
+    )
 
 
 def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:

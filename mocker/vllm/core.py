@@ -4,7 +4,7 @@ from mocker.contract import Backlog, HostChunks, NeverAdmittedError, Remaining, 
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, Sequence
 from mocker.tiers.config import HostMemory
-from mocker.tiers.copies import Copy, Work
+from mocker.tiers.copies import Copy, SequenceCopy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.scheduler import Scheduler
@@ -131,6 +131,7 @@ class VllmCore(Scheduler):
 
     def end_copy(self, copy: Copy) -> None:
         """See `Core`."""
+        assert isinstance(copy, SequenceCopy)
         self.offload.end_copy(copy.number)
         if not copy.is_store:
             self.end_load(copy.sequence)

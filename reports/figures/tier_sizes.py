@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from foundation.settings import short_value
 
-SIZES = ("kv_offloading_size", "kv_disk_size", "kv_store_size")
+SIZES = ("kv_offloading_size", "hicache_ratio", "hicache_size", "kv_disk_size", "kv_store_size")
 """Settings that give a tier's size, by their last words."""
 _SIZE = re.compile(rf"[\w.]*(?:{'|'.join(SIZES)}) \S+?(?=,|$| \()")
 """The mention of such a setting in the name of an arm."""

@@ -311,12 +311,25 @@ def test_every_setting_of_sglangs_scheduler_is_a_flag_of_its_server_or_a_variabl
     given = {field.name: others[type(getattr(blank, field.name))] for field in dataclasses.fields(blank)}
     given |= {"mem_fraction_static": 0.5, "retraction_policy": "priority", "radix_eviction_policy": "lfu"}
     del given["disaggregation_mode"]  # a pool's role decides that
+    given = {name: value for name, value in given.items() if "hicache" not in name}
+    del given["enable_hierarchical_cache"]
     words, note = engine_line(engine_type="sglang", sglang=SglangConfig(**given))
     assert {word for word in words.split() if word.startswith("--")} <= SGLANG_SERVER
     named = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}
     assert set(given) - named == {"new_token_ratio_decay_steps", "clip_max_new_tokens_estimation"}
     assert "NEW_TOKEN_RATIO_DECAY_STEPS=7" in words
     assert "CLIP_MAX_NEW_TOKENS_ESTIMATION=7" in words
+    assert "no flag" not in note
+
+
+def test_sglangs_host_memory_is_deployed_with_its_own_settings():
+    settings = SglangConfig(
+        enable_hierarchical_cache=True, hicache_size=64, hicache_write_policy="write_back", hicache_bandwidth_gb_s=50
+    )
+    words, note = engine_line(engine_type="sglang", sglang=settings)
+    assert words.endswith("--enable-hierarchical-cache --hicache-size 64 --hicache-write-policy write_back")
+    words, _ = engine_line(engine_type="sglang", sglang=SglangConfig(enable_hierarchical_cache=True))
+    assert words.endswith("--enable-hierarchical-cache --hicache-ratio 2")
     assert "no flag" not in note
 
 

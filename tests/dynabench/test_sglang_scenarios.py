@@ -27,6 +27,7 @@ def test_a_scenario_is_read_as_it_was_written(tmp_path):
             ADD | {"eos_at": 2, "priority": None},
             {"op": "abort", "before_step": 1, "id": "a"},
             {"op": "flush", "before_step": 2},
+            {"op": "end_copy", "before_step": 3, "direction": "store"},
         ],
     }
     assert read_scenario(written(tmp_path, scenario)) == scenario

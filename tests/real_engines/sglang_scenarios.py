@@ -11,6 +11,27 @@ def scenario_of(rng, seed):
     return {"name": f"random {seed}", "seed": seed, "config": config, "actions": actions_of(rng, config)}
 
 
+def hicache_scenario_of(rng, seed):
+    """Return one with host memory, in which copies between it and the device end some steps after they began."""
+    config = config_of(rng) | {
+        "enable_hierarchical_cache": True,
+        "hicache_ratio": rng.choice([0.1, 0.5, 1.0, 2.0, 2.0, 5.0]),
+        "hicache_write_policy": rng.choice(["write_through", "write_through", "write_through_selective", "write_back"]),
+    }
+    config.pop("disable_radix_cache", None)
+    actions = actions_of(rng, config) if rng.random() < 0.4 else conversations_of(rng, config)
+    last = max(action["before_step"] for action in actions) + 200
+    chances = {"store": rng.choice([0.05, 0.3, 1.0, 1.0]), "load": rng.choice([0.2, 0.5, 1.0])}
+    ends = [
+        {"op": "end_copy", "before_step": step, "direction": direction}
+        for step in range(last)
+        for direction, chance in chances.items()
+        if rng.random() < chance
+    ]
+    actions = sorted([*ends, *actions], key=lambda action: action["before_step"])
+    return {"name": f"random {seed} with HiCache", "seed": seed, "config": config, "actions": actions}
+
+
 def config_of(rng):
     page = rng.choice([1, 1, 1, 2, 8, 16, 16, 64])
     chunk = rng.choice([page, 24, 33, 48, 64, 100, 128, 256, -1])
@@ -72,6 +93,31 @@ def actions_of(rng, config):
             actions.append({"op": "abort", "before_step": when, "id": id})
     actions += [{"op": "flush", "before_step": rng.randint(0, 2 * span)} for _ in range(flushes)]
     return sorted([*asked, *actions], key=lambda action: (action["before_step"], rng.random()))
+
+
+def conversations_of(rng, config):
+    """Return requests of a few users who come back with all that was said, so that it has left the device meanwhile."""
+    room, now = min(config["max_total_tokens"], room_of(config)), 0
+    said = [rng.choices(range(3, 1900), k=rng.randint(1, max(room // 4, 2))) for _ in range(rng.randint(2, 6))]
+    most_new, longest_wait = rng.choice([3, 10, 40]), rng.choice([0, 5, 30, 60])
+    actions = []
+    for number in range(rng.choice([10, 20, 40])):
+        user = rng.randrange(len(said))
+        if len(said[user]) > 0.8 * room:
+            said[user] = said[user][: rng.randint(1, room // 2)]
+        id, max_new = f"r{number:03}", rng.randint(1, most_new)
+        prompt = said[user] + rng.choices(range(3, 1900), k=rng.randint(1, max(room // 10, 2)))
+        one = {"op": "add", "before_step": now, "id": id, "prompt": prompt, "max_new_tokens": max_new}
+        if config.get("enable_priority_scheduling"):
+            one["priority"] = rng.choice([0, 1, 12])
+        actions.append(one)
+        if rng.random() < 0.05:
+            actions.append({"op": "abort", "before_step": now + rng.randint(0, 9), "id": id})
+        if rng.random() < 0.02:
+            actions.append({"op": "flush", "before_step": now})
+        said[user] = prompt + [token_at(id, place) for place in range(max_new)]
+        now += rng.randint(0, longest_wait)
+    return sorted(actions, key=lambda action: action["before_step"])
 
 
 def _request(rng, config, id, asked, shared, longest, most_new, alphabet, salted, ends):

@@ -11,12 +11,13 @@ import pytest
 from dynabench.fidelity import families
 from dynabench.fidelity.sglang import real
 from dynabench.fidelity.sglang.record import recorded
-from tests.real_engines.sglang_scenarios import scenario_of
+from tests.real_engines.sglang_scenarios import hicache_scenario_of, scenario_of
 
 pytestmark = [pytest.mark.timeout(900), pytest.mark.filterwarnings("ignore")]  # SGLang's imports warn
 NUM_SCENARIOS = int(os.environ.get("DYNABENCH_SGLANG_SCENARIOS", "80"))
 RARE = {"mixed", "requeued", "aborted", "stop", "length", "abort", "removed"}
 """What has to happen in some scenario."""
+OF_HICACHE = {"stored CPU_PINNED", "removed CPU_PINNED"}
 OUT_OF_MEMORY = "RuntimeError: Out of memory"
 """SGLang's end when a chunk that has to go on finds no room. Nothing is left to compare."""
 MOST_SKIPPED = 0.05
@@ -48,21 +49,22 @@ def what_happened(path):
         happened[row["kind"]] += 1
         happened += Counter({what: len(row.get(what, ())) for what in ("requeued", "aborted")})
         happened += Counter(end for _, end in row.get("finished", ()))
-        happened += Counter(event["t"] for event in row.get("events", ()))
+        happened += Counter(f"{event['t']} {event.get('medium', '')}".strip() for event in row.get("events", ()))
     return happened
 
 
-def test_both_schedulers_do_the_same(tmp_path):
+@pytest.mark.parametrize(("scenario_for", "rare"), [(scenario_of, RARE), (hicache_scenario_of, RARE | OF_HICACHE)])
+def test_both_schedulers_do_the_same(tmp_path, scenario_for, rare):
     real.sglang()  # before the forks
     happened = Counter()
     for seed in range(NUM_SCENARIOS):
         path = tmp_path / f"{seed}.jsonl"
-        scenario = scenario_of(random.Random(seed), seed)
+        scenario = scenario_for(random.Random(seed), seed)
         if not record(scenario, path):
             happened[OUT_OF_MEMORY] += 1
             continue
         verdict = families.verify(path)
         assert verdict.difference is None, f"scenario {seed}: {verdict.difference} with {scenario['config']}"
         happened += what_happened(path)
-    assert set(happened) >= RARE, happened
+    assert set(happened) >= rare, happened
     assert happened[OUT_OF_MEMORY] <= MOST_SKIPPED * NUM_SCENARIOS, happened

@@ -7,8 +7,10 @@ from hashlib import sha256
 
 from dynabench.fidelity.recordings import Json
 from mocker import BlockChain, BlockRemoved, BlockStored
-from mocker.events import BlockEvent
+from mocker.events import KvEvent, TierRemoved, TierStored
 
+HOST_MEDIUM = "CPU_PINNED"
+"""What SGLang calls host memory in its events; what is on the device is recorded without a name."""
 SALT_DOMAIN = b"sglang-cache-salt-v1\0"
 
 
@@ -53,7 +55,7 @@ def published(digest: bytes, bits: int = 64) -> int:
     return number if bits == 64 else number & ((1 << bits) - 1)
 
 
-def event_rows(events: Iterable[BlockEvent], bits: int) -> list[Json]:
+def event_rows(events: Iterable[KvEvent], bits: int) -> list[Json]:
     """Return events as they are recorded: SGLang merges neighbours of a kind, where one continues the other."""
     rows: list[Json] = []
     ends: list[Hashable] = []  # what the next event must begin with to continue each
@@ -70,22 +72,24 @@ def event_rows(events: Iterable[BlockEvent], bits: int) -> list[Json]:
     return rows
 
 
-def _row(event: BlockEvent, bits: int) -> tuple[Json, Hashable, Hashable]:
+def _row(event: KvEvent, bits: int) -> tuple[Json, Hashable, Hashable]:
     """Return one event, what it continues, and what may continue it."""
-    if not isinstance(event, BlockStored | BlockRemoved):
+    if not isinstance(event, BlockStored | BlockRemoved | TierStored | TierRemoved):
         return {"t": "AllBlocksCleared"}, None, None
+    medium = HOST_MEDIUM if isinstance(event, TierStored | TierRemoved) else None
+    where: Json = {} if medium is None else {"medium": medium}
     content = event.chain.payload
     assert isinstance(content, Content)
     digests, start, stop = content.digests, event.start, event.stop
     hashes = [published(digest, bits) for digest in digests[start:stop]]
-    if isinstance(event, BlockRemoved):
-        scope = ("removed", content.extra_key)
-        return {"t": "removed", "hashes": hashes}, scope, scope
+    if isinstance(event, BlockRemoved | TierRemoved):
+        scope = ("removed", content.extra_key, medium)
+        return {"t": "removed", "hashes": hashes} | where, scope, scope
     parent = digests[start - 1] if start else None
-    row: Json = {"t": "stored", "hashes": hashes, "parent": None if parent is None else published(parent, bits)}
+    row: Json = {"t": "stored", "hashes": hashes, "parent": None if parent is None else published(parent, bits)} | where
     if bits == 64:
         row["tokens"] = content.tokens[start * content.page_size : stop * content.page_size]
     if content.salt is not None:
         row["salt"] = content.salt
-    begin = None if parent is None else (content.salt, parent[:8])
-    return row, begin, (content.salt, digests[stop - 1][:8])
+    begin = None if parent is None else (content.salt, medium, parent[:8])
+    return row, begin, (content.salt, medium, digests[stop - 1][:8])

@@ -17,6 +17,7 @@ from unittest.mock import patch
 from zlib import crc32
 
 from dynabench.fidelity.recordings import Json, RecordingError
+from dynabench.fidelity.sglang.copies import Direction, by_hand, copies_of
 from dynabench.fidelity.sglang.recordings import ENVIRONMENT, OURS
 from foundation.text import one_line
 from serving.engines.package import require
@@ -146,7 +147,7 @@ class RealScheduler:
             )
             ports = PortArgs.init_new(arguments)
             publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-            with patch.object(scheduler, "SchedulerKvEventsPublisher", _NoPublisher):
+            with patch.object(scheduler, "SchedulerKvEventsPublisher", _NoPublisher), by_hand():
                 self.scheduler = scheduler.Scheduler(arguments, ports)
         except (TypeError, ValueError, AssertionError, ArithmeticError) as error:
             raise RecordingError(
@@ -154,6 +155,7 @@ class RealScheduler:
             ) from error
         self.requeued: list[Any] = []
         self.aborted: list[str] = []
+        self._copies = copies_of(self.scheduler)
         self._eos_at: dict[str, int] = {}
         self._in_flight: deque[int] = deque()
         self._watch()
@@ -226,6 +228,11 @@ class RealScheduler:
         from sglang.srt.managers.io_struct import AbortReq
 
         self.scheduler.abort_request(AbortReq(rid=id))
+
+    def end_copy(self, direction: Direction) -> None:
+        """Let the oldest copy of HiCache in a direction end; SGLang looks at the start of a step."""
+        if self._copies is not None:
+            self._copies.end_oldest(direction)
 
     def flush(self) -> bool:
         """Ask it to forget its cache; return whether it did."""

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from dynabench.fidelity.recordings import Json, Recorded, RecordingError, rows_of
+from dynabench.fidelity.sglang.copies import Direction
 from dynabench.fidelity.sglang.real import EOS, FORMAT, VERSION, RealScheduler, environment
 from dynabench.fidelity.sglang.recordings import SENT
 from foundation.files import new_file
@@ -53,11 +54,17 @@ class Flush(Action, tag="flush"):
     """A wish that SGLang forget its cache."""
 
 
+class EndCopy(Action, tag="end_copy"):
+    """The end of the oldest copy between device and host memory, if there is any; SGLang hears of it at the next step."""
+
+    direction: Direction
+
+
 class Scenario(msgspec.Struct):
     """What is recorded. It is checked before SGLang is loaded, and then used as it was written."""
 
     config: dict[str, Any]
-    actions: list[Add | Abort | Flush]
+    actions: list[Add | Abort | Flush | EndCopy]
 
 
 ADDED = tuple(name for name in Add.__struct_fields__ if name != "before_step")
@@ -150,6 +157,9 @@ class _Recorder:
         row: Json = {"before_step": step, "op": kind}
         if kind == "flush":
             row["ok"] = real.flush()
+        elif kind == "end_copy":
+            row["direction"] = action["direction"]
+            real.end_copy(action["direction"])
         elif kind == "abort":
             row["id"] = action["id"]
             real.abort(action["id"])
@@ -202,11 +212,14 @@ class _Recorder:
 
     def _counts(self) -> Json:
         scheduler = self._scheduler
-        return {
+        counts: Json = {
             "free": int(scheduler.token_to_kv_pool_allocator.available_size()),
             "evictable": int(scheduler.tree_cache.evictable_size()),
             "ratio": round(scheduler.new_token_ratio_tracker.current, 9),
         }
+        if scheduler.enable_hierarchical_cache:
+            counts["host_free"] = int(scheduler.tree_cache.cache_controller.mem_pool_host.available_size())
+        return counts
 
     def _result(self, requests: list[Any], known: dict[int, int]) -> Json:
         tokens, finished = [], []
@@ -222,10 +235,11 @@ class _Recorder:
         if kind == "AllBlocksCleared":
             return [{"t": kind}]
         hashes = [self._name(each) for each in event.block_hashes]
+        where: Json = {} if event.medium in (None, "GPU") else {"medium": event.medium.value}
         if kind == "BlockRemoved":
-            return [{"t": "removed", "hashes": hashes}]
+            return [{"t": "removed", "hashes": hashes} | where]
         parent = event.parent_block_hash
-        row: Json = {"t": "stored", "hashes": hashes, "parent": None if parent is None else self._name(parent)}
+        row: Json = {"t": "stored", "hashes": hashes, "parent": None if parent is None else self._name(parent)} | where
         if self._bits == 64:
             row["tokens"] = list(event.token_ids)
         if (salt := getattr(event, "cache_salt", None)) is not None:
@@ -274,4 +288,11 @@ def _resolved(scheduler: Any, scenario: Json) -> Json:
         "hash_bits": scenario.get("resolved", {}).get("hash_bits", bits),
         "clip": schedule_policy.CLIP_MAX_NEW_TOKENS,
         "eos": EOS,
-    }
+    } | _hicache(scheduler)
+
+
+def _hicache(scheduler: Any) -> Json:
+    """Return the room in its host memory, if it has any."""
+    if not scheduler.enable_hierarchical_cache:
+        return {}
+    return {"host_num_tokens": int(scheduler.tree_cache.cache_controller.mem_pool_host.available_size())}

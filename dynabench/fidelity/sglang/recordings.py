@@ -19,10 +19,11 @@ from dynabench.fidelity.recordings import (
     rows_of,
     why_unreadable,
 )
+from dynabench.fidelity.sglang.copies import Direction
 from mocker.sglang.config import SglangConfig
 
 NOT_MODELLED = (
-    "enable_hierarchical_cache",
+    "hicache_storage_backend",
     "enable_lora",
     "speculative_algorithm",
     "disaggregation_mode",
@@ -38,6 +39,8 @@ ENVIRONMENT = {
 OURS = ("overlap", "clip", *ENVIRONMENT)
 """Names in a scenario's configuration that are not SGLang's: also whether schedules overlap, and what SGLang reads once of
 SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION."""
+HOST_FREE = "host_free"
+"""Room in host memory; recordings without HiCache are without."""
 STATE = (
     "kind",
     "reqs",
@@ -50,8 +53,18 @@ STATE = (
     "free",
     "evictable",
     "ratio",
+    HOST_FREE,
 )
-RESULT = ("processed", "tokens", "finished", "aborted", "free_after", "evictable_after", "ratio_after")
+RESULT = (
+    "processed",
+    "tokens",
+    "finished",
+    "aborted",
+    "free_after",
+    "evictable_after",
+    "ratio_after",
+    f"{HOST_FREE}_after",
+)
 SENT = "published"
 """Whether SGLang sends the events of its cache in this step. Recordings may be without."""
 LISTS = ("reqs", "requeued", "tokens", "finished", "aborted")
@@ -87,9 +100,16 @@ class Flush(msgspec.Struct, tag="flush", tag_field="op"):
     ok: bool
 
 
+class EndCopy(msgspec.Struct, tag="end_copy", tag_field="op"):
+    """A recorded end of the oldest copy in a direction, if there was any."""
+
+    before_step: Step
+    direction: Direction
+
+
 @dataclass
 class Action:
-    """A call of the scheduler: `add`, `abort` or `flush`."""
+    """A call of the scheduler: `add`, `abort` or `flush`; or the end of a copy, `end_copy`."""
 
     kind: str
     before_step: int
@@ -104,6 +124,8 @@ class Action:
     extra_key: str | None = None
     is_done: bool = False
     """Whether SGLang flushed its cache."""
+    is_store: bool = False
+    """Whether the copy that ends goes to host memory."""
 
 
 @dataclass
@@ -125,6 +147,8 @@ class Recording:
     version: str
     num_tokens: int
     """Room in its KV cache."""
+    num_host_tokens: int
+    """Room in its host memory; 0: it has none."""
     hash_bits: int
     """How many bits of each page's hash are recorded."""
     actions: list[Action]
@@ -147,7 +171,7 @@ def read(path: Path) -> Recording:
         for row in steps:
             for id, token in row.get("tokens", ()):
                 outputs.setdefault(id, []).append(token)
-        calls = msgspec.convert(scenario["actions"], list[Add | Abort | Flush])
+        calls = msgspec.convert(scenario["actions"], list[Add | Abort | Flush | EndCopy])
         actions = [_action(call, outputs, scenario["resolved"]) for call in calls]
         iterations = [_iteration(path, number, row) for number, row in enumerate(steps)]
         resolved = scenario["resolved"]
@@ -156,6 +180,7 @@ def read(path: Path) -> Recording:
             config,
             resolved["sglang"],
             resolved["max_total_num_tokens"],
+            resolved.get("host_num_tokens", 0),
             resolved.get("hash_bits", 64),
             actions,
             iterations,
@@ -195,10 +220,12 @@ def _config(path: Path, scenario: Json) -> SglangConfig:
     return SglangConfig(**known)
 
 
-def _action(call: Add | Abort | Flush, outputs: dict[str, list[int]], resolved: Json) -> Action:
+def _action(call: Add | Abort | Flush | EndCopy, outputs: dict[str, list[int]], resolved: Json) -> Action:
     match call:
         case Flush():
             return Action("flush", call.before_step, is_done=call.ok)
+        case EndCopy():
+            return Action("end_copy", call.before_step, is_store=call.direction == "store")
         case Abort():
             return Action("abort", call.before_step, call.id)
         case Add():
@@ -230,7 +257,8 @@ def _iteration(path: Path, number: int, row: Json) -> Iteration:
         raise RecordingError(f"{path}, line {number + 2}: has {unknown[0]!r}, which is not known")
     absent: Json = {name: [] for name in LISTS}
     row = absent | {"processed": None, "decode_rows": 0} | row
-    for name in ("free", "evictable", "ratio"):
+    row.setdefault(HOST_FREE, 0)
+    for name in ("free", "evictable", "ratio", HOST_FREE):
         row.setdefault(f"{name}_after", row[name])
     return Iteration(
         number,

@@ -2,7 +2,8 @@
 
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.sglang.pages import Content, event_rows
-from dynabench.fidelity.sglang.recordings import SENT, Action, Iteration, Recording
+from dynabench.fidelity.sglang.recordings import HOST_FREE, SENT, Action, Iteration, Recording
+from mocker.sglang.hicache.pool import HostPool
 from mocker.sglang.policies import NUM_HEAD_TOKENS
 from mocker.sglang.request import Request
 from mocker.sglang.rows import Work
@@ -47,7 +48,10 @@ class _Replay:
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
         self._config = recording.config
-        self._scheduler = Scheduler(recording.config, recording.num_tokens // recording.config.page_size)
+        page_size = recording.config.page_size
+        self._scheduler = Scheduler(
+            recording.config, recording.num_tokens // page_size, recording.num_host_tokens // page_size
+        )
         self._requests: dict[str, Request] = {}
         self._in_flight: list[tuple[int, Work]] = []
         self._next_action = 0
@@ -84,6 +88,8 @@ class _Replay:
             self._next_action += 1
             if action.kind == "add":
                 self._add(action)
+            elif action.kind == "end_copy":
+                self._end_copy(is_store=action.is_store)
             elif action.kind == "abort":
                 self._abort(action.id)
             elif (is_done := self._scheduler.flush()) is not action.is_done:
@@ -110,6 +116,12 @@ class _Replay:
         self._requests[action.id] = request
         self._scheduler.add(request)
 
+    def _end_copy(self, *, is_store: bool) -> None:
+        pool = self._scheduler.pool
+        if not isinstance(pool, HostPool):
+            raise ValueError("a copy ends, but there is no host memory")
+        pool.end_oldest(is_store=is_store)
+
     def _abort(self, prefix: str) -> None:
         """Abort all requests whose names begin so, waiting ones from the last."""
         waiting = [request for request in self._scheduler.waiting if str(request.id).startswith(prefix)]
@@ -133,7 +145,13 @@ class _Replay:
 
     def _counts(self, suffix: str) -> Json:
         pool, ratio = self._scheduler.pool, round(self._scheduler.ratio.now, NUM_RATIO_DIGITS)
-        return {f"free{suffix}": pool.free, f"evictable{suffix}": pool.evictable, f"ratio{suffix}": ratio}
+        host_free = pool.hosted.num_host_free * pool.page_size if isinstance(pool, HostPool) else 0
+        return {
+            f"free{suffix}": pool.free,
+            f"evictable{suffix}": pool.evictable,
+            f"ratio{suffix}": ratio,
+            f"{HOST_FREE}{suffix}": host_free,
+        }
 
     def _process(self, step: int, work: Work) -> Json:
         """Process the result that SGLang processed in this step."""

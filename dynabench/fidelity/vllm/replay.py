@@ -12,7 +12,7 @@ from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
 from mocker.tiers.config import HostMemory
-from mocker.tiers.copies import Copy
+from mocker.tiers.copies import SequenceCopy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
@@ -125,11 +125,13 @@ class _Replay:
         work = offload.take_work()
         facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
         for copy in work.stores:
+            assert isinstance(copy, SequenceCopy)
             _, slots = entry.facts["host_stores"].get(copy.number, (None, []))
             names = self._chunk_names(offload, copy)
             self._in_slots |= dict(zip(slots, names, strict=False))
             facts["host_stores"][copy.number] = [copy.sequence.id, slots if len(slots) == len(names) else names]
         for copy in work.loads:
+            assert isinstance(copy, SequenceCopy)
             sequence, names = copy.sequence, self._chunk_names(offload, copy)
             slots = entry.facts["host_loads"].get(copy.number, [[]])[-1]
             hits = copy.num_local
@@ -139,7 +141,7 @@ class _Replay:
             facts["host_loads"][copy.number] = [sequence.id, hits, sequence.num_computed - hits, found]
         return facts | {"free_host_chunks": offload.host.num_chunks - offload.host.num_used}
 
-    def _chunk_names(self, offload: Offload, copy: Copy) -> list[Hashable]:
+    def _chunk_names(self, offload: Offload, copy: SequenceCopy) -> list[Hashable]:
         chain = copy.sequence.chain
         return [offload.host.name(chain, chunk) for start, stop in copy.ranges for chunk in range(start, stop)]
 

@@ -29,7 +29,7 @@ from mocker.position import NEVER
 from mocker.sequence import Sequence
 from mocker.tiers.chunk_cache import ChunkCache, Uses
 from mocker.tiers.config import HostMemory, TierName
-from mocker.tiers.copies import NO_WORK, Copy, Work
+from mocker.tiers.copies import NO_WORK, SequenceCopy, Work
 from mocker.tiers.ranges import Range, overlap, split
 from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.vllm.block_pool import BlockPool
@@ -61,7 +61,7 @@ class State:
         """The tiers of the chunks that were not in host memory."""
         self.num_offered = 0
         """Chunks that were offered, or loaded."""
-        self.copies: dict[Copy, None] = {}
+        self.copies: dict[SequenceCopy, None] = {}
         self.watch = BlockWatch(sequence)
         """The watch over its blocks, once it has ended."""
         self.is_over = False
@@ -84,7 +84,7 @@ class HostOffload(Offload):
         self._size = memory.blocks_per_chunk * block_size
         self._blocks_per_chunk = memory.blocks_per_chunk
         self._states: dict[Sequence, State] = {}
-        self._copies: dict[int, Copy] = {}
+        self._copies: dict[int, SequenceCopy] = {}
         self._num_copies = 0
         self._tiers = memory.tiers
         self.prefetches = bool(memory.tiers) and memory.prefetch_policy != "when_scheduled"
@@ -143,7 +143,8 @@ class HostOffload(Offload):
         """See `Offload`."""
         state = self._states.get(sequence)
         if state is not None:
-            self._work.flushed.update(state.copies)
+            for copy in state.copies:
+                self._work.flushed[copy] = None
             state.looked_up_from = NEVER
         self.refused.pop(sequence, None)
 
@@ -320,14 +321,14 @@ class HostOffload(Offload):
             self._num_over -= 1
             del self._states[sequence]
 
-    def _copy(self, sequence: Sequence, state: State, ranges: list[Range], *, is_store: bool) -> Copy:
-        copy = Copy(self._num_copies, sequence, ranges, is_store=is_store)
+    def _copy(self, sequence: Sequence, state: State, ranges: list[Range], *, is_store: bool) -> SequenceCopy:
+        copy = SequenceCopy(self._num_copies, sequence, ranges, is_store=is_store)
         self._num_copies += 1
         self._copies[copy.number] = copy
         state.copies[copy] = None
         return copy
 
-    def _offer(self, sequence: Sequence, num_tokens: int) -> Copy | None:
+    def _offer(self, sequence: Sequence, num_tokens: int) -> SequenceCopy | None:
         """Offer the chunks of this many tokens that were not offered before; return the resulting copy, if any."""
         if self.is_prompt_only:
             num_tokens = min(num_tokens, sequence.num_prompt)
@@ -347,7 +348,7 @@ class HostOffload(Offload):
         self._work.stores.append(copy)
         return copy
 
-    def _flush_if_taken(self, copy: Copy, watch: BlockWatch) -> None:
+    def _flush_if_taken(self, copy: SequenceCopy, watch: BlockWatch) -> None:
         """Flush a copy to the host if a block that it reads was reused in this step."""
         size = self._blocks_per_chunk
         if copy.is_store and any(

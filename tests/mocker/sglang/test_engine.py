@@ -105,9 +105,9 @@ def flat(events):
     return [(type(event).__name__, event.chain.payload, event.start, event.stop) for event in events]
 
 
-def drive(config, num_pages, requests, *, max_iterations, looks=()):
+def drive(config, num_pages, requests, *, max_iterations, looks=(), host=None):
     """Run a workload on an engine, and return what came of each request, KV events, gaps, and how many events were seen."""
-    engine = new_engine(config, Constant(PREFILL_S, DECODE_S), num_blocks=num_pages)
+    engine = new_engine(config, Constant(PREFILL_S, DECODE_S), num_blocks=num_pages, host=host)
     to_do = [*happenings(requests), *[(look, "look", None) for look in looks]]
     to_do.sort(key=lambda happening: happening[0])
     sequences, ends, events, seen, now = {}, {}, [], [], 0.0
@@ -129,9 +129,10 @@ def drive(config, num_pages, requests, *, max_iterations, looks=()):
             while to_do and to_do[0][0] <= now:
                 happen(*to_do.pop(0)[1:])
             if engine.schedule(now, max_iterations=max_iterations) is None:
-                if not to_do:
+                events += engine.outbox.take_events()
+                if not to_do and engine.wake_s == math.inf:
                     break
-                now = to_do[0][0]
+                now = min(engine.wake_s, to_do[0][0] if to_do else math.inf)
                 continue
         if to_do and to_do[0][0] < engine.step.end:
             time, kind, request = to_do.pop(0)

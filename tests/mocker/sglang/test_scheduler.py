@@ -8,7 +8,7 @@ from mocker.sglang.config import SglangConfig
 from mocker.sglang.core import SglangCore
 from mocker.sglang.request import Request
 from mocker.sglang.scheduler import Scheduler
-from mocker.tiers.config import HostMemory
+from mocker.tiers.config import HostMemory, Tier
 
 
 def tokens(*parts):
@@ -147,6 +147,19 @@ def test_a_retracted_request_queues_at_the_end_and_keeps_its_tokens():
     [
         ({"page_size": 16, "chunked_prefill_size": 8}, "chunked_prefill_size (8) must be at least page_size (16)"),
         (
+            {"enable_hierarchical_cache": True, "disable_radix_cache": True},
+            "enable_hierarchical_cache is true and disable_radix_cache is true; expected false: the radix cache is what "
+            "finds KV in host memory",
+        ),
+        (
+            {"enable_hierarchical_cache": True, "hicache_storage_backend": "file"},
+            "hicache_storage_backend is file; expected none, because storage behind SGLang's host memory is not modelled yet",
+        ),
+        (
+            {"enable_hierarchical_cache": True, "hicache_size": 30, "hicache_ratio": 1.5},
+            "hicache_size is 30, and hicache_ratio is 1.5; expected only one of them: both set the size of host memory",
+        ),
+        (
             {"enable_priority_scheduling": True, "schedule_policy": "lpm"},
             "enable_priority_scheduling is true and schedule_policy is lpm; expected fcfs or lof",
         ),
@@ -161,7 +174,14 @@ def test_settings_that_no_engine_can_run_with_are_refused(settings, message):
 MORE = MoreBlocks(KvPool((), 1.0), block_size=16, unit=1.0)
 
 
-@pytest.mark.parametrize("asked", [{"host": HostMemory(num_chunks=4)}, {"more": MORE}, {"max_loras": 2}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"host": HostMemory(num_chunks=4, tiers=(Tier(name="disk", num_chunks=9, bandwidth=1e9),))},
+        {"more": MORE},
+        {"max_loras": 2},
+    ],
+)
 def test_what_is_not_modelled_is_refused(asked):
     with pytest.raises(ValueError, match="is not modelled yet"):
         SglangCore(SglangConfig(), 16, **asked)
