@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
+from dynabench.virtual.rank_effects import GONE
 from mocker import SglangConfig
 from mocker.network.config import TransferConfig
 from mocker.timing.config import TimingConfig
@@ -136,7 +137,8 @@ def test_every_request_is_answered_once_and_all_pages_are_free_again(seed):
         workload(*[(rng.random() * 5, rng.randint(1, 600), rng.randint(1, 200)) for _ in range(40)]),
     )
     log, columns = made.log, made.workload.columns
-    assert set(log.error[: len(columns)]) == {""}
+    lost = {GONE} if events else set()  # its KV was on its way, or being sent
+    assert set(log.error[: len(columns)]) <= {"", *lost}
     for rank in made.ranks:
         if rank.is_gone:
             continue
