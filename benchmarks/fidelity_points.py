@@ -70,10 +70,24 @@ def read(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path)
     table["concurrency"] = table.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)").astype(float)
     table["gpu"] = table.system.str.removesuffix("_sxm")
-    for name in ("attention_dp_size", "moe_ep_size"):
+    for name in ("attention_dp_size", "moe_tp_size", "moe_ep_size"):
         table[name] = table[name].fillna(1)
+    correct_layouts(table)
     table["precision"] = table.precision.fillna("")
     return table[(table["mode"] == "agg") & table.gpu.isin(gpu_names()) & table.concurrency.notna() & (table.osl > 1)]
+
+
+def correct_layouts(table: pd.DataFrame) -> None:
+    """Correct rows that count GPUs twice: where the experts' two sizes are equal, one of them is already the other.
+
+    InferenceX's "tp 8, ep 8" is 8 GPUs with whole experts on each, but in some files attention has 64 (8 times 8). 107 of
+    the 269 rows are in another file, too, with the same figures and 8.
+    """
+    is_twice = (table.moe_tp_size == table.moe_ep_size) & (table.moe_ep_size > 1)
+    for name in ("tp_size", "attention_dp_size"):
+        is_large = is_twice & (table[name] > table.moe_ep_size)
+        table.loc[is_large, name] /= table.loc[is_large, "moe_tp_size"]
+    table.loc[is_twice, "moe_tp_size"] = 1.0
 
 
 def mape(values: pd.Series) -> str:

@@ -55,7 +55,7 @@ def pool_of(point: Any, gpu: str) -> Pool:
     engine: dict[str, Any] = {"mocker": vllm_of(point, gpu)}
     if point.backend == "sglang" and keeps_all(point.model_path):
         engine = {"engine_type": "sglang", "sglang": sglang_of(point, gpu)}
-    if point.backend == "trtllm" and keeps_all(point.model_path) and point.attention_dp_size <= 1:
+    if point.backend == "trtllm" and keeps_all(point.model_path):
         engine = {"engine_type": "trtllm", "trtllm": trtllm_of(point)}
     return Pool(replicas=replicas_of(point), timing=timing_of(point, gpu), **engine)
 
@@ -80,13 +80,19 @@ def timing_of(point: Any, gpu: str) -> TimingConfig:
     return TimingConfig(
         model=point.model_path,
         gpu=gpu,
-        tensor_parallel_size=int(point.tp_size),
+        tensor_parallel_size=num_gpus_of(point),
         enable_expert_parallel=bool(point.moe_ep_size > 1),
         quantization=quantization,
         kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         gpu_memory_utilization=0.9 if vllm is None else vllm.gpu_memory_utilization,
         timed_as=point.backend,
     )
+
+
+def num_gpus_of(point: Any) -> int:
+    """Return what an engine calls its tensor parallel size: with attention DP, TensorRT-LLM counts all GPUs, vLLM those of a rank."""
+    is_whole = point.backend == "trtllm" and keeps_all(point.model_path)
+    return int(point.tp_size * (point.attention_dp_size if is_whole else 1))
 
 
 def quantization_of(point: Any) -> Any:
@@ -226,4 +232,13 @@ def trtllm_of(point: Any) -> TrtllmConfig:
             )
         case _:
             share = 0.75 if "h200" in point.system else 0.8
-            return TrtllmConfig(max_num_tokens=most, kv_cache_free_gpu_memory_fraction=share, enable_block_reuse=False)
+            has_ranks = point.attention_dp_size > 1
+            return TrtllmConfig(
+                max_num_tokens=most,
+                kv_cache_free_gpu_memory_fraction=share,
+                enable_block_reuse=False,
+                enable_attention_dp=has_ranks,
+                attention_dp_enable_balance=has_ranks,
+                attention_dp_timeout_iters=60 if has_ranks else 50,
+                attention_dp_batching_wait_iters=0 if has_ranks else 10,
+            )

@@ -29,8 +29,6 @@ NOT_SIMULATED = {
         enforce-eager compilation-config cuda-graph-sizes cuda-graph-max-bs disable-cuda-graph enable-torch-compile
         attention-backend sampling-backend all2all-backend moe-runner-backend moe-backend enable-dbo enable-eplb
         use-cuda-graph""",
-    "attention data parallelism is simulated only as vLLM's --dp-size": """
-        enable-attention-dp attention-dp-config attention-dp-enable-balance""",
     "SGLang's continuous decode steps are not simulated": "num-continuous-decode-steps",
     "beam search is not simulated": "max-beam-width beam-width use-beam-search best-of",
 }
@@ -44,26 +42,21 @@ ANSWERS = {
     "weights and activations are in the type of the model's config.json; use --quantization or --kv-cache-dtype": "dtype",
     "use --tensor-parallel-size": "tp tp-size num-gpus",
     "use --pipeline-parallel-size": "pp pp-size",
-    "use --dp-size": "dp data-parallel-size enable-dp-attention",
+    "use --dp-size": "dp data-parallel-size",
+    "use --attn-dp-size": "enable-dp-attention attention-data-parallel-size",
     "use --enable-expert-parallel": "ep ep-size moe-ep-size expert-parallel-size",
     "use --gpu": "system gpu-type device device-type accelerator hardware-type",
     "use --gpus": "total-gpus max-total-gpus",
     # The scheduler and its memory.
     "use --engine-type; dynabench run --engine measures real engines": "engine backend-type",
-    "use --engine-type sglang": "schedule-conservativeness enable-mixed-chunk",
-    "use --engine-type trtllm": "capacity-scheduler-policy",
-    "use --max-num-seqs": "max-batch-size max-running-requests",
-    "use --max-num-batched-tokens": "max-num-tokens chunked-prefill-size max-prefill-tokens",
-    "use --max-model-len": "max-seq-len max-sequence-length",
+    "use --max-num-batched-tokens": "max-num-tokens chunked-prefill-size",
+    "use --max-model-len": "max-sequence-length",
     "use --gpu-memory-utilization": """
-        mem-fraction-static kv-cache-free-gpu-memory-fraction kv-cache-free-gpu-mem-fraction free-gpu-memory-fraction""",
+        kv-cache-free-gpu-mem-fraction free-gpu-memory-fraction""",
     "use --num-gpu-blocks (blocks, not tokens)": """
-        num-gpu-blocks-override max-total-tokens kv-cache-memory-bytes max-tokens-in-paged-kv-cache""",
-    "use --block-size": "page-size tokens-per-block kv-cache-block-size",
-    "use --no-enable-prefix-caching": "disable-radix-cache no-prefix-caching",
-    "use --enable-chunked-prefill": "enable-chunked-context",
-    "use --scheduling-policy": "schedule-policy",
-    "use --no-async-scheduling": "disable-overlap-schedule disable-overlap-scheduler",
+        num-gpu-blocks-override kv-cache-memory-bytes max-tokens-in-paged-kv-cache""",
+    "use --block-size": "kv-cache-block-size",
+    "use --no-enable-prefix-caching": "no-prefix-caching",
     "use --long-prefill-token-threshold; the number of partial prefills is not limited": """
         max-num-partial-prefills max-long-partial-prefills""",
     "use --kv-offloading-size (GiB)": """
@@ -72,13 +65,13 @@ ANSWERS = {
     "storage behind SGLang's host memory is not modelled; vLLM's scheduler has --kv-prefetch-policy": """
         hicache-storage-prefetch-policy hicache-storage-backend-extra-config""",
     "weights stay on the GPU; only KV can be offloaded, with --kv-offloading-size": "cpu-offload-gb",
-    "use --eviction-policy (of host memory; GPU memory evicts the least recently used)": "radix-eviction-policy",
     "use --prefill-workers and --decode-workers": """
         disaggregation-mode disaggregation-strategy is-prefill-worker is-decode-worker pd-disaggregation""",
     "use --transfer-bandwidth-gb-s": "disaggregation-transfer-backend disaggregation-ib-device kv-connector connector",
     "use --startup-s": "startup-time",
     # The router and the planner.
-    "use --router-mode": "router policy routing-policy router-policy load-balance-method lb-policy routing-logic routing-strategy",
+    "use --attention-dp-enable-balance, --attention-dp-timeout-iters and --attention-dp-batching-wait-iters": "attention-dp-config",
+    "use --router-mode": "router policy routing-policy router-policy lb-policy routing-logic routing-strategy",
     "use --router-mode sgl-cache-aware, which has SGLang's thresholds": """
         cache-threshold balance-abs-threshold balance-rel-threshold""",
     "use --workers": "num-workers replicas num-replicas num-instances",

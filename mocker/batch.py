@@ -18,6 +18,7 @@ class Batch:
         "is_undisturbed",
         "iteration",
         "num_kv_tokens",
+        "parts",
         "preempted",
         "resumed",
         "sampled",
@@ -36,6 +37,7 @@ class Batch:
         self.preempted: list[Sequence] = NOBODY
         self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
         self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
+        self.parts: list[Batch] | None = None  # what each rank computes, if ranks step together: the slowest decides
 
     @property
     def is_empty(self) -> bool:

@@ -212,3 +212,21 @@ class NewCore(Protocol[S]):
     ) -> Core:
         """Return an idle core; see `new_engine` for the arguments."""
         ...
+
+
+class NewCoreOfRanks(Protocol[S]):
+    """Makes the core of an engine whose ranks have attention and KV of their own (attention DP)."""
+
+    def __call__(
+        self,
+        config: S,
+        num_blocks: int,
+        host: HostMemory | None,
+        more: MoreBlocks | None,
+        *,
+        num_ranks: int,
+        max_loras: int | None,
+        kv_events: bool,
+    ) -> Core:
+        """Return an idle core; see `new_engine` for the arguments."""
+        ...

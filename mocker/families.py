@@ -3,15 +3,17 @@
 from typing import Any, TypeVar
 
 from mocker.contract import EngineSettings
-from mocker.core import NewCore
+from mocker.core import NewCore, NewCoreOfRanks
 from mocker.engine import Engine
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
+from mocker.sglang.ranks import SglangRanks
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
 from mocker.trtllm.apart import new_trtllm_core
 from mocker.trtllm.config import TrtllmConfig
+from mocker.trtllm.core import TrtllmCore
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.core import VllmCore
 
@@ -29,6 +31,8 @@ CORES = {
     **family(TrtllmConfig, new_trtllm_core),
 }
 """How the core of each family is made, by the class of its settings."""
+CORES_OF_RANKS: dict[type[EngineSettings], NewCoreOfRanks[Any]] = {SglangConfig: SglangRanks, TrtllmConfig: TrtllmCore}
+"""The same with attention DP, where the ranks of an engine take their steps together."""
 
 
 def new_engine(
@@ -36,6 +40,7 @@ def new_engine(
     timing: TimingModel,
     *,
     num_blocks: int,
+    num_ranks: int = 1,
     host: HostMemory | None = None,
     more: MoreBlocks | None = None,
     max_loras: int | None = None,
@@ -47,7 +52,8 @@ def new_engine(
     Args:
         config: its settings.
         timing: the step-time model.
-        num_blocks: KV blocks, vLLM's null block included; SGLang's pages.
+        num_blocks: KV blocks, vLLM's null block included; SGLang's pages. With several ranks, those of each.
+        num_ranks: ranks of attention DP.
         host: its host memory, if it keeps KV there.
         more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
         max_loras: how many adapters may run in one iteration (None: sequences have none).
@@ -55,12 +61,9 @@ def new_engine(
         ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
             one sequence after another.
     """
-    core = CORES[type(config)](
-        config,
-        num_blocks,
-        host,
-        more,
-        max_loras=max_loras,
-        kv_events=kv_events,
-    )
+    if num_ranks > 1:
+        new_core = CORES_OF_RANKS[type(config)]
+        core = new_core(config, num_blocks, host, more, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
+    else:
+        core = CORES[type(config)](config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
     return Engine(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)

@@ -6,8 +6,9 @@ batch go on along it. Any other batch is asked for by itself.
 
 from mocker.batch import Batch
 from mocker.core import Core
+from mocker.sequence import Sequence
 from mocker.step import Step
-from mocker.timing.model import Prefill, Ramp, TimingModel, chunk
+from mocker.timing.model import Load, Prefill, Ramp, TimingModel, chunk
 
 
 class StepTimes:
@@ -56,6 +57,8 @@ class StepTimes:
 
     def mixed_s(self, batch: Batch) -> float:
         """Return how long any batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
+        if batch.parts is not None:
+            return self.model.among([_load_of(part) for part in batch.parts if not part.is_empty])
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
         if self._may_load:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
@@ -67,12 +70,21 @@ class StepTimes:
             sequence, count = chunks[0]
             prefill = chunk(count, sequence.num_computed - count)
             return self.model.mixed(prefill, num_decodes, num_kv_tokens)
-        num_tokens = num_context_tokens = 0
-        num_pairs = 0.0
-        for sequence, count in chunks:
-            context = sequence.num_computed - count
-            num_tokens += count
-            num_context_tokens += context
-            num_pairs += count * (context + count / 2)
-        prefill = Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
-        return self.model.mixed(prefill, num_decodes, num_kv_tokens)
+        return self.model.mixed(_sum_of(chunks), num_decodes, num_kv_tokens)
+
+
+def _load_of(part: Batch) -> Load:
+    """Return what a rank computes."""
+    return Load(_sum_of(part.chunks) if part.chunks else None, len(part.decodes), part.num_kv_tokens)
+
+
+def _sum_of(chunks: list[tuple[Sequence, int]]) -> Prefill:
+    """Return the chunks of a batch, summed."""
+    num_tokens = num_context_tokens = 0
+    num_pairs = 0.0
+    for sequence, count in chunks:
+        context = sequence.num_computed - count
+        num_tokens += count
+        num_context_tokens += context
+        num_pairs += count * (context + count / 2)
+    return Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))

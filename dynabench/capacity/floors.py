@@ -86,7 +86,7 @@ def floor_of(settings: Settings, source: Source, limits: Sequence[Condition], at
     """Return the minimum that a layout needs for a workload of its shape."""
     workload, deployment = source(settings.shape), settings.deployment
     try:
-        engines = engines_of(deployment)
+        engines = [engine.at_best for engine in engines_of(deployment)]
         for engine in set(engines):
             check_fits(workload, engine, fail_on_too_long=settings.load.fail_on_too_long)
     except (ValueError, WorkloadError) as error:

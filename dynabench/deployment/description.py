@@ -185,6 +185,17 @@ class Pool:
         return self.mocker.dp_size if self.engine == "mocker" and self.engine_type == "vllm" else 1
 
     @property
+    def num_attention_ranks(self) -> int:
+        """Ranks with attention of their own, among which the GPUs of a simulated SGLang or TensorRT-LLM are divided."""
+        match self.engine, self.engine_type:
+            case "mocker", "sglang":
+                return self.sglang.attn_dp_size
+            case "mocker", "trtllm":
+                return self.tensor_parallel_size if self.trtllm.enable_attention_dp else 1
+            case _:
+                return 1
+
+    @property
     def runs_model(self) -> bool:
         """Whether its engine runs a model, with its own package."""
         return self.engine not in ("mocker", *ECHOES)

@@ -60,8 +60,8 @@ class SimulatedPool:
 
     @property
     def gpus_per_rank(self) -> int:
-        """GPUs of each data-parallel rank of a worker."""
-        return self.gpus_per_worker // self.engine.config.dp_size
+        """GPUs of each engine of a worker."""
+        return self.gpus_per_worker // self.engine.num_engines
 
 
 def pools_of(deployment: Deployment) -> list[SimulatedPool]:

@@ -57,6 +57,10 @@ TRTLLM_FILE = {
     "batch_wait_timeout_iters": "",
     "batch_wait_max_tokens_ratio": "",
     "disable_overlap_scheduler": "",
+    "enable_attention_dp": "",
+    "attention_dp_enable_balance": "attention_dp_config",
+    "attention_dp_timeout_iters": "attention_dp_config",
+    "attention_dp_batching_wait_iters": "attention_dp_config",
 }
 """Settings of that file, and the section to which they belong."""
 
@@ -231,7 +235,7 @@ def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
     for name, value in changed(config).items():
         if name in TRTLLM_FILE:
             section = options.setdefault(TRTLLM_FILE[name], {}) if TRTLLM_FILE[name] else options
-            section[name.removeprefix("kv_cache_")] = value
+            section[name.removeprefix("kv_cache_").removeprefix("attention_dp_")] = value
     if pool.timing.kv_cache_dtype == "fp8":
         options["kv_cache_config"]["dtype"] = "fp8"
     if pool.role != "aggregated":

@@ -79,7 +79,7 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
     times: list[float | None] = []
     for arm in arms:
         shape, load = arm.settings.shape, arm.settings.load
-        engines = engines_of(arm.settings.deployment)
+        engines = [engine.at_best for engine in engines_of(arm.settings.deployment)]
         if load.is_closed or source(shape).has_dependencies or any(engine.config.kv_role for engine in engines):
             times.append(None)
             continue

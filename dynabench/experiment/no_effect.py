@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
+from foundation.settings import changed
 from mocker.config import EngineType
 from workloads import Workload
 
@@ -40,8 +41,19 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
     idle = {name: pool.engine_type for pool in simulated for name in pool.simulated.idle}
     for name, kind in idle.items():
         yield f"{name}, where engine_type is {kind}"
+    yield from dict.fromkeys(reason for pool in simulated for reason in _of_ranks(pool))
     if len({deployment.router_mode for deployment in deployments}) > 1 and all(map(_is_one_rank, deployments)):
         yield "with one worker, router modes differ at most in how long requests wait at the router"
+
+
+def _of_ranks(pool: Pool) -> Iterator[str]:
+    """Yield the settings of attention DP that a pool without it, or without its balance, ignores."""
+    if pool.engine_type == "sglang" and "load_balance_method" in changed(pool.sglang) and pool.sglang.attn_dp_size == 1:
+        yield "load_balance_method, where attn_dp_size is 1"
+    if pool.engine_type == "trtllm" and not pool.trtllm.attention_dp_enable_balance:
+        for name in ("attention_dp_timeout_iters", "attention_dp_batching_wait_iters"):
+            if name in changed(pool.trtllm):
+                yield f"{name}, where attention_dp_enable_balance is false"
 
 
 def _is_by_priority(pool: Pool) -> bool:

@@ -174,7 +174,7 @@ class PlannerService:
         pools = {
             name: self._reports.state(
                 fleet.pools[name],
-                num_ranks=pool.engine.config.dp_size,
+                num_ranks=pool.engine.num_engines,
                 block_size=pool.engine.config.block_size,
             )
             for name, pool in self._pools.items()

@@ -155,7 +155,7 @@ class Cluster:
     def start_ranks(self, worker: Worker) -> list[Rank]:
         """Put the ranks of a worker on the clock and make each routable."""
         pool, engine = worker.pool, worker.pool.engine
-        ranks = [self._start_rank(pool) for _ in range(engine.config.dp_size)]
+        ranks = [self._start_rank(pool) for _ in range(engine.num_engines)]
         if engine.is_lockstep:
             Lockstep(self.clock, ranks)
         self.flights.on_worker()
@@ -169,6 +169,7 @@ class Cluster:
             simulated.settings,
             simulated.timing,
             num_blocks=simulated.num_blocks,
+            num_ranks=simulated.num_ranks,
             host=simulated.host,
             more=simulated.more,
             kv_events=routing.router.wants_events,

@@ -176,8 +176,8 @@ def kv_use(cluster: Cluster) -> tuple[KvOverTime, ...]:
     for name, use in cluster.kv_uses.items():
         workers = [each for each in cluster.fleet.workers if each.pool.name == name and each.ranks]
         there = [(each.ready_s, min(each.until_s, length_s)) for each in workers]
-        num_ranks = cluster.fleet.pools[name].engine.config.dp_size
-        found.append(KvOverTime(name, *use.shares(length_s, there * num_ranks)))
+        num_engines = cluster.fleet.pools[name].engine.num_engines
+        found.append(KvOverTime(name, *use.shares(length_s, there * num_engines)))
     return tuple(found)
 
 
@@ -215,5 +215,5 @@ def _crews(cluster: Cluster) -> Iterator[Crew]:
         workers = [worker for worker in cluster.fleet.workers if worker.pool is pool and worker.ranks]
         there_s = [max(min(worker.until_s, length_s) - worker.ready_s, 0.0) for worker in workers for _ in worker.ranks]
         if workers:
-            size = cluster.fleet.most(pool.name) * pool.engine.config.dp_size
+            size = cluster.fleet.most(pool.name) * pool.engine.num_engines
             yield Crew(pool, [rank for worker in workers for rank in worker.ranks], there_s, size)

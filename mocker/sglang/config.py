@@ -1,6 +1,6 @@
 """Every setting of one engine's scheduler and cache, named as in SGLang."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 from msgspec import Meta
@@ -10,6 +10,7 @@ from mocker.contract import KvRole
 
 SchedulePolicy = Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-prefill-first"]
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
+LoadBalanceMethod = Literal["auto", "round_robin", "total_requests", "total_tokens"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
 DisaggregationMode = Literal["null", "prefill", "decode"]
 INITIAL_RATIO = 0.7
@@ -28,6 +29,8 @@ MOST_EXTRA_SLOTS = 32
 """Requests that may run up to which a decode worker has slots beyond them by default."""
 ROLES: dict[DisaggregationMode, KvRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """What vLLM calls its parts in disaggregation."""
+CONSERVATIVENESS_OF_RANKS = 0.3
+"""What `schedule_conservativeness` is multiplied by with attention DP."""
 USUAL_CHUNK = 8192
 """Most prompt tokens in one step where SGLang knows no GPU, and on one with 60 to 160 GiB of memory."""
 
@@ -35,6 +38,14 @@ USUAL_CHUNK = 8192
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SglangConfig:
     """Settings of one engine. The defaults are those of SGLang 0.5.23."""
+
+    attn_dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Ranks with attention and KV of their own, among which the GPUs are divided (--dp-size with --enable-dp-attention in
+    older versions). Their steps begin and end together. Each has its share of chunked_prefill_size and
+    max_running_requests, and 0.3 of schedule_conservativeness."""
+
+    load_balance_method: LoadBalanceMethod = "auto"
+    """Which of those ranks a request goes to (auto: round_robin)."""
 
     page_size: Count = 1
     """Tokens in a page of KV, the unit of allocation, caching and eviction."""
@@ -172,6 +183,11 @@ class SglangConfig:
                 "enable_hierarchical_cache is true and disable_radix_cache is true; expected false: the radix cache is what "
                 "finds KV in host memory"
             )
+        if self.attn_dp_size > 1 and self.disaggregation_mode != "null":
+            raise ValueError(
+                f"attn_dp_size is {self.attn_dp_size} and disaggregation_mode is {self.disaggregation_mode}; expected 1: attention "
+                "DP of prefill and decode workers is not modelled yet"
+            )
         if self.enable_hierarchical_cache and self.disaggregation_mode != "null":
             raise ValueError(
                 f"enable_hierarchical_cache is true and disaggregation_mode is {self.disaggregation_mode}; expected false: HiCache "
@@ -187,9 +203,23 @@ class SglangConfig:
                 f"hicache_size is {self.hicache_size}, and hicache_ratio is {self.hicache_ratio:g}; expected only one of them: "
                 "both set the size of host memory"
             )
+        if self.enable_hierarchical_cache and self.attn_dp_size > 1:
+            raise ValueError(
+                f"enable_hierarchical_cache is true and attn_dp_size is {self.attn_dp_size}; expected 1, because host memory of "
+                "ranks with attention DP is not modelled yet"
+            )
         if 0 < (self.chunked_prefill_size or 0) < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"
+            )
+        if (
+            self.attn_dp_size > 1
+            and self.chunk_size is not None
+            and self.chunk_size // self.attn_dp_size < self.page_size
+        ):
+            raise ValueError(
+                f"chunked_prefill_size ({self.chunk_size}) is divided among {self.attn_dp_size} ranks (attn_dp_size); "
+                f"expected at least page_size ({self.page_size}) for each"
             )
 
     # What engines of every family have
@@ -220,6 +250,20 @@ class SglangConfig:
         return self.disaggregation_mode == "decode"
 
     # What follows from them
+
+    def of_rank(self, num_ranks: int) -> "SglangConfig":
+        """Return the settings of each rank of attention DP.
+
+        Source: SGLang 0.5.23, `srt/arg_groups/parallel_hook.py` (`handle_data_parallelism`) and `resolve_max_num_reqs`.
+        """
+        most = self.max_running_requests
+        return replace(
+            self,
+            attn_dp_size=1,
+            chunked_prefill_size=-1 if self.chunk_size is None else self.chunk_size // num_ranks,
+            max_running_requests=None if most is None else max(most // num_ranks, 1),
+            schedule_conservativeness=self.schedule_conservativeness * CONSERVATIVENESS_OF_RANKS,
+        )
 
     @property
     def host_ratio(self) -> float:

@@ -84,14 +84,21 @@ class SglangCore(Core):
         """See `Core`."""
         if self.pause == "all":
             return None
+        self.prepare()
+        return self.describe(self._next_work())
+
+    def prepare(self) -> None:
+        """Let the scheduler know what came from outside, before the next iteration."""
         scheduler = self.scheduler
         scheduler.takes_new = self.pause is None
         if self._to_abort:
             for request in self._to_abort:
                 scheduler.abort(request)
             self._to_abort = []
-        work = self._next_work()
-        if scheduler.aborted:
+
+    def describe(self, work: Work) -> Batch | None:
+        """Return an iteration as a batch, or None if nothing happens in it."""
+        if self.scheduler.aborted:
             self._take_aborted()
         is_steady = work.decodes is self._steady_rows and not (work.prefills or work.requeued or self._is_storing)
         if is_steady and self._steady is not None:
@@ -117,6 +124,10 @@ class SglangCore(Core):
             scheduler.rest()
             if work.requeued or not (was_deferring or scheduler.inbox.requests):
                 return work
+
+    def num_kv_tokens(self, batch: Batch) -> int:
+        """Return the context that a batch reads in the last iteration that was scheduled, which is its own."""
+        return batch.num_kv_tokens + len(batch.decodes) * (self._iteration - 1 - batch.iteration)
 
     def _close(self, work: Work) -> Batch:
         """Describe an iteration as a batch."""
@@ -283,8 +294,27 @@ class SglangCore(Core):
 
     # Sequences
 
+    @property
+    def is_done(self) -> bool:
+        """Whether it has no requests, and no iteration is in flight."""
+        return not (self._requests or self.scheduler.in_flight)
+
+    def has(self, sequence: Sequence) -> bool:
+        """Return whether a sequence's request has not ended."""
+        return sequence in self._requests
+
     def add(self, sequence: Sequence) -> None:
         """See `Core`."""
+        if self.is_done:
+            self.spin()
+        self.queue(sequence)
+
+    def queue(self, sequence: Sequence) -> None:
+        """Queue a new sequence.
+
+        Raises:
+            ValueError: it can never fit, or asks for what is not modelled.
+        """
         scheduler = self.scheduler
         self._check_role(sequence)
         if sequence.adapter:
@@ -294,8 +324,6 @@ class SglangCore(Core):
                 f"prompt of {sequence.num_prompt} tokens; expected fewer than {scheduler.max_input_tokens}, the most that "
                 "SGLang computes with this context_length and KV cache"
             )
-        if not self._requests and not scheduler.in_flight:
-            self._spin()
         request = Request(
             sequence.id,
             sequence.chain,
@@ -325,7 +353,7 @@ class SglangCore(Core):
                 f"{sequence} is shared with another engine; expected disaggregation_mode prefill or decode, not null"
             )
 
-    def _spin(self) -> None:
+    def spin(self) -> None:
         """Let SGLang's loop turn, as it does while there is nothing to do."""
         scheduler, num_turns = self.scheduler, 2  # with overlap, the first turn still processes a result
         while num_turns > 0 or scheduler.is_deferring:
@@ -361,8 +389,8 @@ class SglangCore(Core):
         Raises:
             RuntimeError: running requests are to be preempted for it, which SGLang does not do.
         """
-        if not self._requests and not self.scheduler.in_flight:
-            self._spin()
+        if self.is_done:
+            self.spin()
         if self.scheduler.flush():
             return True
         if preempts_running:
@@ -380,7 +408,7 @@ class SglangCore(Core):
         assert self._host is not None and isinstance(copy, NodeCopy)
         self._host.end_copy(copy)
         if not self._requests and not self.scheduler.in_flight:
-            self._spin()
+            self.spin()
 
     @property
     def ends_at_stores(self) -> bool:

@@ -16,10 +16,12 @@ AT_ONCE: Final = 1000
 class Inbox:
     """Opened when `scheduler_recv_interval` iterations were counted; then the count begins again."""
 
-    __slots__ = ("_count", "_interval", "requests")
+    __slots__ = ("_count", "_interval", "has_prompts_elsewhere", "requests")
 
     def __init__(self, interval: int) -> None:
         self.requests: list[Request] = []
+        self.has_prompts_elsewhere = False
+        """Whether another rank of attention DP computed prompts in the iteration before, which counts for all."""
         self._interval = interval
         self._count = 0
 
@@ -35,7 +37,8 @@ class Inbox:
 
     def open(self, last: Rows | None) -> list[Request]:
         """Count an iteration, after a given one, and return the requests that it sees."""
-        self._count += 1 if last is None or last.kind == "decode" else AT_ONCE
+        is_decode = last is None or last.kind == "decode"
+        self._count += 1 if is_decode and not self.has_prompts_elsewhere else AT_ONCE
         if self._count < self._interval:
             return []
         self._count = 0

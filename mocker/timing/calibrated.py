@@ -8,7 +8,7 @@ with T tokens and S sequences in the step; a step with prefill has its own `fixe
 
 from dataclasses import dataclass
 
-from mocker.timing.model import Knots, Prefill, Ramp
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,10 @@ class Calibrated:
         costs = self._costs
         fixed = costs.fixed + self._tokens_s(num_sequences) + costs.sequence * num_sequences
         return Ramp(fixed + costs.kv * num_kv_tokens, costs.kv * num_sequences)
+
+    def among(self, loads: list[Load]) -> float:
+        """The slowest rank decides."""
+        return slowest(self, loads)
 
     def _tokens_s(self, num_tokens: int) -> float:
         total = 0.0

@@ -57,6 +57,20 @@ class SimulatedEngine:
     """Whether a worker's ranks run their steps together, because each holds experts of all."""
     settings: EngineSettings
     """Its settings by the names of its own family."""
+    num_ranks: int = 1
+    """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+    timing_alone: TimingModel | None = None
+    """With such ranks, the step times of one while the others have nothing to do; None: as `timing`."""
+
+    @property
+    def at_best(self) -> "SimulatedEngine":
+        """The engine in steps that no other rank makes longer, for lower bounds."""
+        return self if self.timing_alone is None else replace(self, timing=self.timing_alone)
+
+    @property
+    def num_engines(self) -> int:
+        """Engines of a worker, each of which requests are sent to: vLLM's ranks, or one that deals requests out to its ranks."""
+        return self.config.dp_size // self.num_ranks
 
     @property
     def num_usable_blocks(self) -> int:
@@ -101,11 +115,11 @@ def resolve(
             "lists them); with timing polynomial these are generic, and the model provides only its name and "
             "the size of its KV"
         )
-    _check_layout(timing)
     if isinstance(engine, SglangConfig):
         return _resolve_sglang(engine, timing)
     if isinstance(engine, TrtllmConfig):
         return _resolve_trtllm(engine, timing)
+    _check_layout(timing)
     engine = replace(
         engine,
         async_scheduling=_is_async(engine, timing),
@@ -144,6 +158,7 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
             num_tokens=engine.chunk_size or engine.max_prefill_tokens,
             max_running=engine.max_running_requests,
             mode=engine.disaggregation_mode,
+            num_ranks=engine.attn_dp_size,
         )
         engine = replace(engine, mem_fraction_static=share)
     return engine
@@ -151,15 +166,19 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
 
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for SGLang, whose memory is divided otherwise."""
+    engine, num_ranks = with_sglang_defaults(engine, timing), engine.attn_dp_size
+    whole, timing = timing, _of_rank("attn_dp_size", num_ranks, timing, value=str(num_ranks), off="1")
+    _check_layout(timing)
     _check_layers("SGLang", engine, timing)
-    engine = with_sglang_defaults(engine, timing)
-    budget = engine.chunk_size or engine.max_prefill_tokens
+    own = engine.of_rank(num_ranks) if num_ranks > 1 else engine
+    budget = own.chunk_size or own.max_prefill_tokens
     given = _blocks_for("max_total_tokens", engine.max_total_tokens, engine, timing)
-    num_pages = _pages_that_fit(engine, timing) if given is None else given
+    num_pages = _pages_that_fit(engine, timing, whole.tensor_parallel_size) if given is None else given
     described = EngineConfig(
         block_size=engine.page_size,
         num_gpu_blocks=num_pages + 1,  # with a null block
-        max_num_seqs=min(engine.num_rows(DEFAULT_NUM_TOKENS), budget),
+        dp_size=num_ranks,
+        max_num_seqs=min(own.num_rows(DEFAULT_NUM_TOKENS), budget),
         max_num_batched_tokens=budget,
         max_model_len=engine.context_length,
         enable_prefix_caching=engine.has_tree,
@@ -168,7 +187,8 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_pages, host=_hicache(engine, timing, num_pages))
+    host = _hicache(engine, timing, num_pages)
+    return _with_ranks(replace(found, settings=settings, num_blocks=num_pages, host=host), timing)
 
 
 def _hicache(engine: SglangConfig, timing: TimingConfig, num_pages: int) -> HostMemory | None:
@@ -195,6 +215,39 @@ def _hicache(engine: SglangConfig, timing: TimingConfig, num_pages: int) -> Host
     )
 
 
+def _with_ranks(found: SimulatedEngine, timing: TimingConfig) -> SimulatedEngine:
+    """Let data-parallel ranks that share experts be those of one engine."""
+    config, num_ranks = found.config, found.config.dp_size
+    if num_ranks == 1:
+        return found
+    alone = None
+    if timing.timing_name == "roofline":
+        alone = _timing_model(config, timing, found.num_blocks, num_busy_ranks=1)
+    return replace(found, num_ranks=num_ranks, timing_alone=alone, is_lockstep=False)
+
+
+def _of_rank(name: str, num_ranks: int, timing: TimingConfig, *, value: str, off: str) -> TimingConfig:
+    """Return the layout of one rank of attention DP, whose GPUs share attention; all GPUs share the experts.
+
+    Without expert parallelism, each GPU has a slice of all experts and not some whole ones. That is as many bytes and
+    products, so it is counted as the same.
+
+    Raises:
+        ValueError: the GPUs cannot be divided among the ranks, or the model has no experts to share.
+    """
+    if num_ranks == 1:
+        return timing
+    num_gpus = timing.tensor_parallel_size
+    if num_gpus % num_ranks:
+        raise ValueError(f"{name} is {value}; expected a divisor of tensor_parallel_size ({num_gpus})")
+    is_known = timing.timing_name == "roofline"
+    if is_known and not timing.shape.num_experts:
+        raise ValueError(
+            f"{name} is {value}, but {timing.model} has no experts, and ranks share nothing else here; expected {off}"
+        )
+    return replace(timing, tensor_parallel_size=num_gpus // num_ranks, enable_expert_parallel=is_known)
+
+
 def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
     """Refuse a model whose layers do not all keep all tokens, which only vLLM's scheduler has here."""
     if timing.timing_name == "roofline" and _kv_cache(engine, timing).more is not None:
@@ -214,8 +267,10 @@ def _blocks_for(name: str, num_tokens: int | None, engine: EngineSettings, timin
     return num_tokens // engine.block_size
 
 
-def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
+def _pages_that_fit(engine: SglangConfig, timing: TimingConfig, num_all_gpus: int) -> int:
     """Return the pages of KV in a share of the memory that is free before the weights are loaded, beside them.
+
+    All GPUs share the experts if any are shared, those of a rank the rest.
 
     Raises:
         ValueError: the weights leave no room.
@@ -223,8 +278,8 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
     assert timing.gpu is not None
     assert engine.mem_fraction_static is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
-    num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
-    free = gpu.memory - (SGLANG_OUTSIDE_TP if num_gpus > 1 else SGLANG_OUTSIDE)
+    num_expert_gpus = num_all_gpus if timing.enable_expert_parallel else 1
+    free = gpu.memory - (SGLANG_OUTSIDE_TP if num_all_gpus > 1 else SGLANG_OUTSIDE)
     weights = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     room = engine.mem_fraction_static * free - weights
     page = _kv_cache(engine, timing).block
@@ -239,9 +294,13 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig) -> int:
 
 def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngine:
     """Find the same for TensorRT-LLM, whose memory is divided otherwise."""
+    num_all_gpus = timing.tensor_parallel_size
+    num_ranks = num_all_gpus if engine.enable_attention_dp else 1
+    timing = _of_rank("enable_attention_dp", num_ranks, timing, value="true", off="false")
+    _check_layout(timing)
     _check_layers("TensorRT-LLM", engine, timing)
     given = _blocks_for("kv_cache_max_tokens", engine.kv_cache_max_tokens, engine, timing)
-    num_blocks = _blocks_of_free_memory(engine, timing) if given is None else given
+    num_blocks = _blocks_of_free_memory(engine, timing, num_all_gpus) if given is None else given
     if num_blocks > MOST_BLOCKS:
         raise ValueError(
             f"the KV cache has {num_blocks:,} blocks; expected at most {MOST_BLOCKS:,}: raise tokens_per_block"
@@ -249,6 +308,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     described = EngineConfig(
         block_size=engine.tokens_per_block,
         num_gpu_blocks=num_blocks + 1,  # with a null block
+        dp_size=num_ranks,
         max_num_seqs=min(engine.max_batch_size, engine.max_num_tokens),
         max_num_batched_tokens=engine.max_num_tokens,
         max_model_len=engine.max_seq_len,
@@ -259,10 +319,10 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)
-    return replace(found, settings=settings, num_blocks=num_blocks)
+    return _with_ranks(replace(found, settings=settings, num_blocks=num_blocks), timing)
 
 
-def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
+def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig, num_all_gpus: int) -> int:
     """Return the blocks of KV in a share of what the weights and the largest step leave (`configure_kv_cache_capacity`).
 
     What a step needs is taken as for vLLM, which nobody has compared with TensorRT-LLM's logs.
@@ -272,7 +332,7 @@ def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig) -> int:
     """
     assert timing.gpu is not None
     gpu, num_gpus = find_gpu(timing.gpu), timing.tensor_parallel_size
-    num_expert_gpus = timing.tensor_parallel_size if timing.enable_expert_parallel else 1
+    num_expert_gpus = num_all_gpus if timing.enable_expert_parallel else 1
     needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     needed += peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
     free = max(gpu.memory - needed, 0)
@@ -431,7 +491,10 @@ def _measured_engine(timing: TimingConfig) -> dict[str, Any]:
     return found
 
 
-def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -> TimingModel:
+def _timing_model(
+    engine: EngineConfig, timing: TimingConfig, num_blocks: int, *, num_busy_ranks: int | None = None
+) -> TimingModel:
+    """Return the step-time model, with so many ranks that compute as much as the one it is asked for (default: all)."""
     speedup, decode_speedup = timing.speedup, timing.decode_speedup
     match timing.timing_name:
         case "polynomial":
@@ -441,13 +504,13 @@ def _timing_model(engine: EngineConfig, timing: TimingConfig, num_blocks: int) -
                 timing.constant_prefill_ms / 1000 / speedup, timing.constant_decode_ms / 1000 / decode_speedup
             )
         case "roofline":
-            model: TimingModel = _roofline(engine, timing)
+            model: TimingModel = _roofline(engine, timing, num_busy_ranks or engine.dp_size)
         case _:
             model = _measured(timing)
     return model if speedup == decode_speedup == 1 else Faster(model, speedup, decode_speedup)
 
 
-def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
+def _roofline(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int) -> Roofline:
     assert timing.gpu is not None
     gpu = find_gpu(timing.gpu)
     found = coefficients(
@@ -456,7 +519,7 @@ def _roofline(engine: EngineConfig, timing: TimingConfig) -> Roofline:
         find_engine(timing.timed_as, gpu.architecture),
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
-        attention_ranks=engine.dp_size,
+        attention_ranks=num_busy_ranks,
         kv_dtype=timing.kv_dtype,
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,

@@ -1,6 +1,6 @@
 """Constant step times."""
 
-from mocker.timing.model import Knots, Prefill, Ramp
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
 
 
 class Constant:
@@ -20,3 +20,7 @@ class Constant:
     def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
         """The same for any batch."""
         return Ramp(self._decode_s)
+
+    def among(self, loads: list[Load]) -> float:
+        """The slowest rank decides."""
+        return slowest(self, loads)

@@ -103,8 +103,12 @@ class ExpertLayer:
     exchange_s: float
 
     def seconds(self, num_tokens: int) -> float:
-        """Return their time in a step (s)."""
-        fit, tokens = self.fit, num_tokens * self.attention_ranks
+        """Return their time in a step (s), in which each rank computes as many tokens as this one."""
+        return self.of_all(num_tokens * self.attention_ranks)
+
+    def of_all(self, tokens: int) -> float:
+        """Return their time in a step (s), in which all ranks together compute so many tokens."""
+        fit = self.fit
         chosen = self.experts_per_token / self.num_experts
         active = self.num_experts * self.share * (1 - (1 - chosen) ** (tokens * fit.spread))
         routed = tokens * self.experts_per_token * self.share
@@ -132,13 +136,18 @@ class KernelPart:
     """To update a state by a token."""
 
     def seconds(self, num_tokens: int) -> float:
-        """Return the time of all of them in a step (s)."""
+        """Return the time of all of them in a step (s), in which each rank computes as many tokens as this one."""
+        return self._all_s(num_tokens, 0.0 if self.experts is None else self.experts.seconds(num_tokens))
+
+    def among(self, num_tokens: int, num_all_tokens: int) -> float:
+        """Return the same if all ranks together compute so many tokens."""
+        return self._all_s(num_tokens, 0.0 if self.experts is None else self.experts.of_all(num_all_tokens))
+
+    def _all_s(self, num_tokens: int, experts_s: float) -> float:
         time = self.fixed_s + num_tokens * (HALF * self.elementwise / self.elementwise_bandwidth + self.token_s)
         for matrices in self.matrices:
             time += matrices.seconds(num_tokens)
-        if self.experts is not None:
-            time += self.experts.seconds(num_tokens)
-        return self.count * (time + self.reduce.seconds(num_tokens))
+        return self.count * (time + experts_s + self.reduce.seconds(num_tokens))
 
 
 class Head(NamedTuple):

@@ -39,6 +39,28 @@ class Prefill(NamedTuple):
     num_sequences: int
 
 
+class Load(NamedTuple):
+    """What one of several ranks computes in a step."""
+
+    prefill: Prefill | None
+    num_decodes: int
+    num_kv_tokens: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that it computes."""
+        return self.num_decodes + (0 if self.prefill is None else self.prefill.num_tokens)
+
+
+def slowest(model: "TimingModel", loads: list[Load]) -> float:
+    """Return the time (s) of the rank that takes longest, each by itself."""
+    times = [
+        model.decode(count, kv).first if prefill is None else model.mixed(prefill, count, kv)
+        for prefill, count, kv in loads
+    ]
+    return max(times)
+
+
 def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
     """Describe a single prefill chunk."""
     return Prefill(num_tokens, num_context_tokens, num_tokens * (num_context_tokens + num_tokens / 2), 1)
@@ -68,6 +90,10 @@ class TimingModel(Protocol):
         """Return the times to decode a token for each sequence, step after step, from `num_kv_tokens` of context on."""
         ...
 
+    def among(self, loads: list[Load]) -> float:
+        """Return the time (s) of a step of ranks with attention of their own, which wait for each other; none has nothing to do."""
+        ...
+
 
 class Faster:
     """Another model's times, divided: all of them by `speedup`, those of decode-only steps by `decode_speedup`."""
@@ -88,3 +114,8 @@ class Faster:
         first, slope, curve, num_steps = self._model.decode(num_sequences, num_kv_tokens)
         ratio = self._decode_speedup
         return Ramp(first / ratio, slope / ratio, curve / ratio, num_steps)
+
+    def among(self, loads: list[Load]) -> float:
+        """The other's time, divided."""
+        has_prompts = any(load.prefill is not None for load in loads)
+        return self._model.among(loads) / (self._speedup if has_prompts else self._decode_speedup)

@@ -1,6 +1,6 @@
 """The default step times of NVIDIA Dynamo's mocker."""
 
-from mocker.timing.model import Knots, Prefill, Ramp
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
 
 
 class Polynomial:
@@ -33,3 +33,7 @@ class Polynomial:
             -25.74 * growth * growth / self._decode_speedup,
             (self._capacity - num_kv_tokens - 1) // num_sequences + 1,
         )
+
+    def among(self, loads: list[Load]) -> float:
+        """The slowest rank decides."""
+        return slowest(self, loads)

@@ -19,7 +19,7 @@ from math import ceil
 from typing import NamedTuple
 
 from mocker.timing.kernels import Head, KernelPart
-from mocker.timing.model import FOREVER, Knots, Prefill, Ramp
+from mocker.timing.model import FOREVER, Knots, Load, Prefill, Ramp, slowest
 
 
 class Roofline:
@@ -41,12 +41,17 @@ class Roofline:
 
     def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
         """Weights are read once for all tokens of the step."""
+        num_tokens = prefill.num_tokens + num_decodes
+        linear_s = self._linear.get(num_tokens) or self._tokens_s(num_tokens)
+        return self._mixed(prefill, num_decodes, num_kv_tokens, linear_s)
+
+    def _mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int, linear_s: float) -> float:
+        """Return the time of a step with prefill (s), of which `linear_s` are for what depends on its tokens alone."""
         attention, host = self._attention, self._host
         num_tokens, num_context_tokens, num_pairs, num_prefills = prefill
         sequences = num_prefills + num_decodes
-        all_tokens = num_tokens + num_decodes
         kernels = (
-            (self._linear.get(all_tokens) or self._tokens_s(all_tokens))
+            linear_s
             + (self._heads.get(sequences) or self._head_s(sequences))
             + attention.pair_s * (num_pairs + attention.pad * (num_tokens + num_context_tokens))
             + attention.mixed_kv_s * num_kv_tokens
@@ -82,6 +87,21 @@ class Roofline:
         if first < least:
             return Ramp(least, num_steps=min(num_steps, int((least - first) / slope) + 1) if slope else FOREVER)
         return Ramp(first, slope, num_steps=num_steps)
+
+    def among(self, loads: list[Load]) -> float:
+        """Experts compute the tokens of all ranks. If all decode, each rank's batch is padded to the largest (CUDA graphs)."""
+        if all(load.prefill is None for load in loads):
+            return slowest(self, loads)
+        num_all_tokens = sum([load.num_tokens for load in loads])
+        return max([self._one_among(load, num_all_tokens) for load in loads])
+
+    def _one_among(self, load: Load, num_all_tokens: int) -> float:
+        prefill, count, num_kv_tokens = load
+        linear_s = self._scale * sum([part.among(load.num_tokens, num_all_tokens) for part in self._parts])
+        if prefill is not None:
+            return self._mixed(prefill, count, num_kv_tokens, linear_s)
+        padded_s = self._linear.get(count) or self._tokens_s(count)
+        return self.decode(count, num_kv_tokens).first + self._decode_scale * (linear_s - padded_s)
 
     def _tokens_s(self, num_tokens: int) -> float:
         """Compute and cache the time of all kernels that depend only on the number of tokens (s)."""

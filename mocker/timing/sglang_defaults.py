@@ -1,9 +1,10 @@
 """What SGLang 0.5.23 sets by default, depending on the memory of the GPU that it finds.
 
 The largest prefill and the batches for which it captures CUDA graphs follow from the memory. What it leaves free follows
-from these (MiB; one pipeline stage, no speculation, no attention DP):
+from these (MiB; one pipeline stage, no speculation):
 
     kept free = 512 + 1.5 prefill tokens + 128 GPUs + 2 sequences of the largest graph + graphs of prefills
+                + 3 sequences of the largest graph for each rank of attention DP; 4.5 if it has more than 300
     graphs of prefills = 8 for each size, or 1,536 for models with latent attention
     mem_fraction_static = 1 - kept free / memory, where at least 10 GiB are kept free on GPUs with more than 60 GiB
 
@@ -58,6 +59,7 @@ def static_share(
     num_gpus: int,
     num_tokens: int,
     max_running: int | None,
+    num_ranks: int = 1,
     mode: DisaggregationMode = "null",
 ) -> float:
     """Return the share of the memory that SGLang takes for weights and KV cache.
@@ -69,6 +71,7 @@ def static_share(
         num_tokens: most prompt tokens in one step.
         max_running: most requests that may run at once, if that is set.
         mode: its part in disaggregation; a step of a decode worker has a token for each request.
+        num_ranks: ranks of attention DP.
     """
     found, memory = _memory_class(gpu), gpu.memory / MIB
     graph = found.largest_graph if num_gpus < 4 else found.largest_graph_tp
@@ -81,6 +84,8 @@ def static_share(
         kept += 2 * graph
     if mode != "decode":
         kept += _prefill_graphs(shape, num_tokens)
+    if num_ranks > 1:
+        kept += graph * num_ranks * (4.5 if graph > 300 else 3)
     if memory > 60 * 1024:
         kept = max(kept, 10 * 1024)
     return round((memory - kept) / memory, 3)

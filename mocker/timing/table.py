@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from mocker.timing.model import Knots, Prefill, Ramp
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,10 @@ class Table:
             until = min(until, other_until)
         steps = 1 << 62 if until == float("inf") else int((until - num_kv_tokens) // num_sequences) + 1
         return Ramp(max(first, 0.0), slope * num_sequences if first > 0 else 0.0, 0.0, max(steps, 1))
+
+    def among(self, loads: list[Load]) -> float:
+        """The slowest rank decides."""
+        return slowest(self, loads)
 
 
 def _line(curve: tuple[tuple[float, float], ...], x: float) -> tuple[float, float, float]:

@@ -161,7 +161,7 @@ class TrtllmGenerationCore(TrtllmCore):
             super().abort(sequence)
 
     def _leave(self, request: Request, *, has_kv: bool) -> None:
-        self._rank.leave(request, has_kv=has_kv)
+        self._ranks[0].leave(request, has_kv=has_kv)
         self._requests.remove(request)
         self._steady = None
 

@@ -60,6 +60,18 @@ class TrtllmConfig:
     batch_wait_max_tokens_ratio: Annotated[float, Meta(ge=0, le=1)] = 0.0
     """Share of max_num_tokens from which on they do not wait."""
 
+    enable_attention_dp: bool = False
+    """Give each of the GPUs attention and KV of its own: tensor_parallel_size ranks, whose steps begin and end together."""
+
+    attention_dp_enable_balance: bool = False
+    """With attention DP, let prompts wait until all ranks have some (enable_balance of attention_dp_config)."""
+
+    attention_dp_timeout_iters: Whole = 50
+    """Steps for which prompts of some ranks wait for those of others (timeout_iters of attention_dp_config)."""
+
+    attention_dp_batching_wait_iters: Whole = 10
+    """Steps for which they wait for more, once all ranks have some (batching_wait_iters of attention_dp_config)."""
+
     enable_block_reuse: bool = True
     """Reuse the KV blocks of identical prefixes."""
 
@@ -108,6 +120,20 @@ class TrtllmConfig:
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
         check_settings(self)
+        if self.enable_attention_dp and self.server_role is not None:
+            raise ValueError(
+                f"enable_attention_dp is true and server_role is {self.server_role}; expected false: attention DP of context and "
+                "generation servers is not modelled yet"
+            )
+        if self.attention_dp_enable_balance and not self.enable_attention_dp:
+            raise ValueError(
+                "attention_dp_enable_balance is true; expected enable_attention_dp, whose ranks it balances"
+            )
+        if self.enable_attention_dp and self.batch_wait_timeout_iters:
+            raise ValueError(
+                f"batch_wait_timeout_iters is {self.batch_wait_timeout_iters} with enable_attention_dp, which waits by "
+                "attention_dp_enable_balance; expected 0"
+            )
         if self.enable_chunked_context and not self.tokens_per_block <= self.unit <= self.max_num_tokens:
             raise ValueError(
                 f"chunks are multiples of {self.unit} tokens; expected at least tokens_per_block ({self.tokens_per_block}) and "

@@ -8,7 +8,10 @@ The scheduler's iteration has two halves, and its loop, plain or overlapped, is 
 A cancel is seen like a new request, when the next iteration begins: the request takes part in it once more, its output does not
 count, and its blocks are free at its end. Until then it counts as running, or as waiting.
 
-What is refused: host memory, layers that keep less than all tokens, adapters, speculation, attention DP.
+With attention DP, the scheduler has several ranks, whose steps begin and end together. The batch is that of all of them, and
+its `parts` say what each computes. Steps are then taken one at a time.
+
+What is refused: host memory, layers that keep less than all tokens, adapters, speculation, and KV events of ranks.
 """
 
 from mocker.batch import NOBODY, Batch
@@ -23,8 +26,13 @@ from mocker.trtllm.leaps import Leaps
 from mocker.trtllm.rank import RankStep
 from mocker.trtllm.request import CONTEXT, GENERATING, INIT, TRANSFERRING, Request
 from mocker.trtllm.requests import Requests
-from mocker.trtllm.scheduler import Scheduler
+from mocker.trtllm.scheduler import Iteration, Scheduler
 from mocker.trtllm.settings import settings_of
+
+KV_EVENTS_OF_RANKS = (
+    "KV events of ranks with enable_attention_dp are not modelled yet: routers would have to know the caches of ranks; "
+    "choose a router mode that looks at no caches, or set enable_block_reuse to false"
+)
 
 
 class TrtllmCore(Core):
@@ -37,6 +45,7 @@ class TrtllmCore(Core):
         host: HostMemory | None = None,
         more: MoreBlocks | None = None,
         *,
+        num_ranks: int = 1,
         max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
@@ -46,14 +55,17 @@ class TrtllmCore(Core):
             ValueError: something is asked for that is not modelled.
         """
         _refuse(host, more, max_loras)
+        if num_ranks > 1 and kv_events and config.enable_block_reuse:
+            raise ValueError(KV_EVENTS_OF_RANKS)
         self.config = config
         self.outbox = Outbox()
         self.pause: Pause | None = None
         self.dropped: list[Sequence] = []
         self.prefix_cache_stats = PrefixCacheStats()
-        self.scheduler = Scheduler(settings_of(config, num_blocks))
-        self._rank = self.scheduler.ranks[0]
-        self.pool = self._rank.pool
+        self.scheduler = Scheduler(settings_of(config, num_blocks, num_ranks))
+        self._ranks = self.scheduler.ranks
+        self._has_ranks = num_ranks > 1
+        self.pool = self._ranks[0].pool
         self.pool.has_listener = kv_events
         self._requests = Requests(config, num_blocks)
         self.running = self._requests.running
@@ -85,15 +97,19 @@ class TrtllmCore(Core):
             self._see_cancels()
             is_idle = not self.scheduler.has_in_flight
             iteration = self.scheduler.schedule(takes_new=self.pause is None)
-            step = iteration.ranks[0]
-            if step.passed.inits:
-                self._begin_loads(step.passed.inits)
+            has_paused = any(bool(step.passed.paused) for step in iteration.ranks)
+            if iteration.ranks[0].passed.inits:
+                self._begin_loads(iteration.ranks[0].passed.inits)
             if iteration.is_forward or not (is_idle and self._drop_cancelled()):
                 break
-        if not (iteration.is_forward or step.passed.paused):
+        if not (iteration.is_forward or has_paused):
             self._is_stuck = is_idle and self.pause is None and bool(self.running)
             return None
         batch = Batch(self.iteration)
+        if self._has_ranks:
+            self._describe_ranks(batch, iteration)
+            return self._count(batch)
+        step = iteration.ranks[0]
         self._describe(batch, step)
         is_eventless = not (batch.starved or batch.delayed or self._num_leaving)
         if iteration.is_forward and is_eventless and self._leaps.begin(step, len(self.running)):
@@ -109,6 +125,29 @@ class TrtllmCore(Core):
         self.iteration += 1
         return batch
 
+    def _describe_ranks(self, batch: Batch, iteration: Iteration) -> None:
+        """Record in a batch what the step of each rank computes, and who starts or is paused."""
+        batch.parts = []
+        for step in iteration.ranks:
+            for request in step.passed.paused:
+                batch.preempted = [*batch.preempted, self._requests.pause(request)]
+            if iteration.is_forward:
+                batch.parts.append(self._describe_rank(batch, step))
+        self._awaited = [sequence for sequence in batch.preempted if self._is_awaited(sequence)]
+        self._find_starved(batch, [request for step in iteration.ranks for request in step.batch.generating])
+
+    def _describe_rank(self, batch: Batch, step: RankStep) -> Batch:
+        """Add what a rank computes to the batch of all; return it by itself, for its time."""
+        part = Batch(batch.iteration)
+        generating = [request for request in step.batch.generating if not request.is_dummy]
+        part.decodes = [request.sequence for request in generating]
+        part.num_kv_tokens = sum([request.slots for request in generating])
+        self._describe_chunks(batch, step)
+        part.chunks = [(request.sequence, count) for request, _, count in step.chunks]
+        batch.decodes = [*batch.decodes, *part.decodes]
+        batch.num_kv_tokens += part.num_kv_tokens
+        return part
+
     def _describe(self, batch: Batch, step: RankStep) -> None:
         """Record in a batch what a step computes, and who starts or is paused."""
         self._describe_arrived(batch)
@@ -117,11 +156,14 @@ class TrtllmCore(Core):
             self._awaited = [s for s in batch.preempted if self._is_awaited(s)]
         batch.decodes = [request.sequence for request in step.batch.generating]
         batch.num_kv_tokens = sum([request.slots for request in step.batch.generating])
-        self._find_starved(batch, step)
+        self._find_starved(batch, step.batch.generating)
         self._describe_late(batch)
+        self._describe_chunks(batch, step)
+
+    def _describe_chunks(self, batch: Batch, step: RankStep) -> None:
         if not step.chunks:
             return
-        batch.admitted, batch.resumed, batch.sampled = [*batch.admitted], [], [*batch.sampled]
+        batch.admitted, batch.resumed, batch.sampled = [*batch.admitted], [*batch.resumed], [*batch.sampled]
         for request, start, count in step.chunks:
             sequence = request.sequence
             sequence.num_computed = start + count
@@ -139,12 +181,12 @@ class TrtllmCore(Core):
     def _describe_late(self, batch: Batch) -> None:
         """Record those of them that generate for the first time since."""
 
-    def _find_starved(self, batch: Batch, step: RankStep) -> None:
+    def _find_starved(self, batch: Batch, generating: list[Request]) -> None:
         """Record which generating sequences have no place in a step, and which have one again."""
         before, self._starved = self._starved, NOBODY
-        if len(self.running) > len(step.batch.generating):
-            placed = set(step.batch.generating)
-            left = [r for r in self._rank.active if r.state == GENERATING and r not in placed]
+        if len(self.running) > len(generating) or self._has_ranks:
+            placed = set(generating)
+            left = [r for rank in self._ranks for r in rank.active if r.state == GENERATING and r not in placed]
             self._starved = [request.sequence for request in left if request.blocks]  # else it was paused
         batch.starved = self._starved
         if before:
@@ -152,8 +194,11 @@ class TrtllmCore(Core):
 
     def _is_awaited(self, sequence: Sequence) -> bool:
         """Return whether a token of a paused sequence is in flight."""
-        settled = self.scheduler.settled_step(0)
-        return settled is not None and any(r.sequence is sequence for r in settled.batch.generating)
+        for index in range(len(self._ranks)):
+            settled = self.scheduler.settled_step(index)
+            if settled is not None and any(not r.is_dummy and r.sequence is sequence for r in settled.batch.generating):
+                return True
+        return False
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """See `Core`."""
@@ -167,7 +212,7 @@ class TrtllmCore(Core):
 
     def _end_iteration(self) -> list[Sequence]:
         """Do the second half of the scheduler's iteration; return the sequences that it ends."""
-        ended = self.scheduler.update({})[0] or []
+        ended = [request for gone in self.scheduler.update({}) if gone is not None for request in gone]
         self._awaited = NOBODY
         if self._steady is not None and not self._leaps.is_steady():
             self._steady = None
@@ -212,7 +257,7 @@ class TrtllmCore(Core):
     def add(self, sequence: Sequence) -> None:
         """See `Core`."""
         self.scheduler.add(self._requests.add(sequence))
-        if len(self._rank.active) < self.scheduler.settings.active_limit:
+        if len(self._ranks[0].active) < self.scheduler.settings.active_limit:
             self._steady = None
 
     def abort(self, sequence: Sequence) -> None:
@@ -232,7 +277,7 @@ class TrtllmCore(Core):
 
     def _drop_cancelled(self) -> bool:
         """Remove cancelled requests when no iteration does it, because none computes anything; return whether there were any."""
-        ended = self._rank.end()
+        ended = [request for rank in self._ranks for request in rank.end()]
         self.scheduler.drop_cancelled()
         has_any = bool(ended or self.scheduler.dropped)
         self._remove(ended)
@@ -254,7 +299,8 @@ class TrtllmCore(Core):
         """
         if preempts_running and self.running:
             raise RuntimeError("TensorRT-LLM does not pause requests to reset its prefix cache: wait until none runs")
-        return self.pool.reset()
+        were_reset = [rank.pool.reset() for rank in self._ranks]
+        return all(were_reset)
 
     # What it is doing
 
@@ -266,7 +312,7 @@ class TrtllmCore(Core):
     @property
     def num_waiting(self) -> int:
         """See `Core`."""
-        return len(self.scheduler.waiting) + len(self._rank.active) - len(self.running)
+        return len(self.scheduler.waiting) + sum([len(rank.active) for rank in self._ranks]) - len(self.running)
 
     @property
     def num_queued(self) -> int:
@@ -276,12 +322,12 @@ class TrtllmCore(Core):
     @property
     def num_blocks(self) -> int:
         """See `Core`."""
-        return self.pool.num_blocks
+        return sum([rank.pool.num_blocks for rank in self._ranks])
 
     @property
     def num_free_blocks(self) -> int:
         """See `Core`."""
-        return self.pool.num_free
+        return sum([rank.pool.num_free for rank in self._ranks])
 
     @property
     def is_stuck(self) -> bool:
@@ -297,7 +343,7 @@ class TrtllmCore(Core):
         """See `Core`."""
         if self.pause or self.running or not self.num_waiting:
             return None
-        request = (self._rank.active or self.scheduler.waiting)[0]
+        request = [*[request for rank in self._ranks for request in rank.active], *self.scheduler.waiting][0]
         config = self.config
         return NeverAdmittedError(
             request.sequence,
@@ -331,8 +377,8 @@ class TrtllmCore(Core):
             num_loading=0,
             num_loaded=0,
             num_retained=0,
-            num_blocks=self.pool.num_blocks,
-            num_free_blocks=self.pool.num_free,
+            num_blocks=self.num_blocks,
+            num_free_blocks=self.num_free_blocks,
         )
 
     def backlog(self) -> Backlog:

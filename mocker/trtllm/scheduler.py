@@ -168,7 +168,7 @@ class Scheduler:
 
     def _is_stuck(self, iteration: Iteration, index: int) -> bool:
         """Return whether a rank has a batch that may not run: with overlap, what it computed before stays unknown then."""
-        return not iteration.is_forward and not iteration.ranks[index].is_empty
+        return not (iteration.is_forward or iteration.ranks[index].is_empty or self.settings.settles_stuck)
 
     def update(self, accepted: dict[Request, int]) -> list[list[Request] | None]:
         """End an iteration, with so many guesses accepted; return for each rank the requests that ended, None if it settled none."""

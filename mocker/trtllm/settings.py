@@ -58,14 +58,22 @@ class Settings(NamedTuple):
     """Whether a pause has no test for the end, so that a request that is paused with its last token in flight computes its
     prompt again, and one token more than asked for. So it was in the recordings' stand-in; the engine's own was not read."""
 
+    settles_stuck: bool = False
+    """Whether the tokens of a step are known at its end even if the next iteration computes nothing, because another rank
+    has nothing that may run. In TensorRT-LLM they are known one iteration later, which an engine here cannot express: what
+    it reports at the end of a step is what that step brought."""
+
     @property
     def active_limit(self) -> int:
         """Most requests that are active."""
         return self.max_batch_size if self.max_active is None else self.max_active
 
 
-def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
+def settings_of(config: TrtllmConfig, num_blocks: int, num_ranks: int = 1) -> Settings:
     """Return the settings of one engine's scheduler."""
+    balance = None
+    if config.attention_dp_enable_balance:
+        balance = BalanceSettings(config.attention_dp_timeout_iters, config.attention_dp_batching_wait_iters)
     return Settings(
         num_blocks,
         config.tokens_per_block,
@@ -78,6 +86,9 @@ def settings_of(config: TrtllmConfig, num_blocks: int) -> Settings:
         config.is_async,
         config.batch_wait_timeout_iters,
         config.batch_wait_max_tokens_ratio,
+        num_ranks=num_ranks if num_ranks > 1 else None,
+        balance=balance if num_ranks > 1 else None,
+        settles_stuck=True,
         has_adapters=False,
         has_inits=config.is_kv_consumer,
     )

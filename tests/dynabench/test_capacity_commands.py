@@ -231,7 +231,8 @@ SGLANG_SERVER = {
     "--max-queued-requests", "--scheduler-recv-interval", "--decode-log-interval", "--max-prefill-tokens",
     "--prefill-max-requests", "--enable-mixed-chunk", "--prefill-decode-interval", "--prefill-decode-interval-min-bs",
     "--schedule-policy", "--schedule-conservativeness", "--disable-priority-preemption",
-    "--priority-scheduling-preemption-threshold", "--retraction-policy", "--radix-eviction-policy",
+    "--priority-scheduling-preemption-threshold", "--retraction-policy", "--radix-eviction-policy", "--attn-dp-size",
+    "--load-balance-method",
 }  # fmt: skip
 """Flags of `python -m sglang.launch_server` 0.5.23, from the fields of its ServerArgs."""
 TRTLLM_SERVER = {
@@ -313,6 +314,7 @@ def test_every_setting_of_sglangs_scheduler_is_a_flag_of_its_server_or_a_variabl
     del given["disaggregation_mode"]  # a pool's role decides that
     given = {name: value for name, value in given.items() if "hicache" not in name}
     del given["enable_hierarchical_cache"]
+    given |= {"chunked_prefill_size": 49, "load_balance_method": "total_tokens"}
     words, note = engine_line(engine_type="sglang", sglang=SglangConfig(**given))
     assert {word for word in words.split() if word.startswith("--")} <= SGLANG_SERVER
     named = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}

@@ -13,13 +13,15 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import DeploymentError, as_changed, read_deployment
 from dynabench.deployment.flags import simulated_pool
+from dynabench.deployment.launch import engine_command
 from dynabench.deployment.paths import change_pool
 from dynabench.experiment.no_effect import no_effect
 from dynabench.fidelity.settings import ValidatePoolConfig
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig, SimulatedConfig
+from mocker.config import EngineTypeConfig, SimulatedConfig, timed_as
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.model import Load, chunk
 from serving.engines.mock.engine import Mocker
 from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench
@@ -227,6 +229,88 @@ def test_what_is_written_of_a_deployment_can_be_read_again(tmp_path):
     assert (read.engine_type, read.sglang.page_size, read.mocker) == ("sglang", 16, EngineConfig())
 
 
+DEEPSEEK = TimingConfig(gpu="h200", model="deepseek-ai/DeepSeek-R1", tensor_parallel_size=8)
+RANKED = {
+    "sglang": {"sglang": SglangConfig(attn_dp_size=8)},
+    "trtllm": {"trtllm": TrtllmConfig(enable_attention_dp=True)},
+}
+
+
+def ranked(kind, timing=DEEPSEEK, **changed):
+    return Pool(engine_type=kind, timing=timed_as(kind, timing), **(RANKED[kind] | changed))
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_ranks_of_attention_dp_divide_the_gpus_of_one_engine(kind):
+    found = pools_of(Deployment(pools=(ranked(kind),)))[0]
+    assert (found.gpus_per_worker, found.gpus_per_rank, found.engine.num_engines) == (8, 8, 1)
+    assert (found.engine.num_ranks, found.engine.config.dp_size) == (8, 8)
+    # Latent KV is the same on each GPU that shares attention. So a rank of one GPU has not an eighth of the room of eight, but
+    # what the whole weights of attention leave, and with SGLang what it keeps free for more ranks.
+    whole = pools_of(Deployment(pools=(ranked(kind, **{kind: type(RANKED[kind][kind])()}),)))[0].engine
+    assert 0.2 * whole.num_usable_tokens < found.engine.num_usable_tokens < whole.num_usable_tokens
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_a_step_of_one_rank_alone_bounds_all(kind):
+    engine = resolve(RANKED[kind][kind], timed_as(kind, DEEPSEEK))
+    best = engine.at_best.timing
+    assert best.mixed(chunk(512), 0, 0) <= engine.timing.among([Load(chunk(512), 0, 0)])
+    assert best.decode(8, 8000).first <= engine.timing.among([Load(None, 8, 8000)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "timing", "changed", "message"),
+    [
+        ("sglang", replace(DEEPSEEK, tensor_parallel_size=4), {}, r"attn_dp_size is 8; expected a divisor of tensor_parallel_size \(4\)"),
+        ("trtllm", H100, {}, ""),
+        ("sglang", replace(H100, tensor_parallel_size=8), {}, "attn_dp_size is 8, but meta-llama/Llama-3.1-8B-Instruct has no experts.*expected 1"),
+        ("trtllm", replace(H100, tensor_parallel_size=2), {}, "enable_attention_dp is true, but .* has no experts.*expected false"),
+    ],
+)  # fmt: skip
+def test_ranks_need_gpus_and_experts_to_share(kind, timing, changed, message):
+    pool = ranked(kind, timing, **changed)
+    if not message:  # one GPU is one rank
+        assert pools_of(Deployment(pools=(pool,)))[0].engine.num_ranks == 1
+        return
+    with pytest.raises(ValueError, match=message):
+        pools_of(Deployment(pools=(pool,)))
+
+
+def test_the_command_lines_of_ranks_have_the_engines_own_words():
+    words, _ = engine_command(ranked("sglang", sglang=SglangConfig(attn_dp_size=8, load_balance_method="total_tokens")))
+    said = " ".join(words)
+    assert "--tp-size 8" in said
+    assert "--attn-dp-size 8" in said
+    assert "--load-balance-method total_tokens" in said
+    config = TrtllmConfig(enable_attention_dp=True, attention_dp_enable_balance=True, attention_dp_timeout_iters=60)
+    words, left_out = engine_command(ranked("trtllm", trtllm=config))
+    assert "--tp_size 8" in " ".join(words)
+    options = json.loads(left_out[0].removeprefix("OPTIONS.yaml has "))
+    assert options["enable_attention_dp"] is True
+    assert options["attention_dp_config"] == {"enable_balance": True, "timeout_iters": 60}
+
+
+@pytest.mark.parametrize("kind", RANKED)
+def test_a_live_mocker_has_all_ranks_in_one_engine(kind):
+    config = {**RANKED[kind]}[kind]
+    live = Mocker(WorkerConfig(), config, DEEPSEEK)
+    assert live.traits.num_ranks == 1
+    assert not live.traits.has_kv_events
+
+
+@pytest.mark.parametrize("settings", [("--attn-dp-size", "2"), ("--enable-attention-dp",)])
+def test_a_router_that_follows_caches_is_refused_for_ranks(settings, tmp_path):
+    kind = "sglang" if "--attn-dp-size" in settings else "trtllm"
+    done = dynabench(
+        *("simulate", "--engine-type", kind, "--tensor-parallel-size", "2", *settings, "--max-requests", "4"),
+        *("--router-mode", "kv", "--out", tmp_path / "run"),
+    )
+    assert done.returncode != 0
+    assert "KV events of ranks" in done.stderr
+    assert "are not modelled yet" in done.stderr
+
+
 def test_a_run_of_sglang_is_validated_with_sglangs_scheduler(tmp_path):
     given = ("--engine-type", "sglang", "--max-requests", "30", "--router-mode", "round-robin")
     done = dynabench("simulate", *given, "--workers", "1", "--out", tmp_path / "real")
@@ -261,6 +345,21 @@ def test_a_block_size_that_does_not_fit_the_workload_is_named_as_its_engine_does
     done = dynabench("simulate", *given)
     assert done.returncode == 2
     assert f"{name} 3 neither divides the workload's blocks of 512 tokens" in done.stderr
+
+
+def test_settings_of_ranks_without_effect_are_named():
+    pools = [
+        Pool(
+            engine_type="sglang",
+            sglang=SglangConfig(load_balance_method="total_tokens"),
+            timing=timed_as("sglang", H100),
+        ),
+        Pool(engine_type="trtllm", trtllm=TrtllmConfig(attention_dp_timeout_iters=9), timing=timed_as("trtllm", H100)),
+    ]
+    arms = [Deployment(pools=(pool,)) for pool in pools]
+    said = no_effect("virtual", Workload("w", 64, [Request(0.0, 64, 1, (1,))]), arms)["No effect"]
+    assert "load_balance_method, where attn_dp_size is 1" in said
+    assert "attention_dp_timeout_iters, where attention_dp_enable_balance is false" in said
 
 
 def test_prompts_that_an_engine_does_not_cut_fail_there_and_the_other_engines_are_compared(tmp_path):

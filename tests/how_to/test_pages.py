@@ -12,7 +12,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "how-to").glob("*.md"))
 SCREENS = 130
 """Lines of two screens, about."""
 
-LONG = {"disaggregation-worth-it", "engines-differ", "test-my-autoscaler"}
+LONG = {"attention-dp", "disaggregation-worth-it", "engines-differ", "test-my-autoscaler"}
 """Pages whose simulations take most of the time of all pages, with the same commands as others."""
 
 

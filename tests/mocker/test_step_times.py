@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import csv, parquet
 
-from mocker import BlockChain, EngineConfig, Sequence, new_engine
+from mocker import BlockChain, EngineConfig, Sequence, SglangConfig, new_engine
 from mocker.models.catalog import find_model, model_configs
 from mocker.models.shape import shape_of
 from mocker.timing.catalog import find_engine, find_gpu, gpu_names
@@ -16,7 +16,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import SCHEMA
 from mocker.timing.gpu import over_link
-from mocker.timing.model import Prefill, chunk
+from mocker.timing.model import Load, Prefill, chunk
 from mocker.timing.parts import coefficients
 from mocker.timing.roofline import Roofline
 
@@ -378,3 +378,18 @@ def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_lay
     assert (
         windowed.num_blocks_of(windowed.longest_sequence) <= 99 < windowed.num_blocks_of(windowed.longest_sequence + 1)
     )
+
+
+def test_ranks_share_experts_and_wait_for_the_slowest():
+    engine, timing = (
+        SglangConfig(attn_dp_size=8),
+        TimingConfig(model="deepseek-ai/DeepSeek-R1", gpu="h200", tensor_parallel_size=8),
+    )
+    model = resolve(engine, timing).timing
+    prompt, decode = Load(chunk(1024), 0, 0), Load(None, 8, 8000)
+    alone, all_equal = model.among([prompt]), model.among([prompt] * 8)
+    # Experts have the tokens of all ranks to compute; if each has as many, that is what the model assumes of any batch.
+    assert all_equal == pytest.approx(model.mixed(chunk(1024), 0, 0))
+    assert alone < model.among([prompt] + [decode] * 7) < 1.1 * alone < all_equal
+    # If all decode, each rank's batch is padded to the largest.
+    assert model.among([decode, Load(None, 1, 100)]) == model.decode(8, 8000).first

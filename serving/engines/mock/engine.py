@@ -118,8 +118,8 @@ class Mocker:
             block_size=config.block_size,
             context_length=most
             or (None if worker.model_path else min(self._simulated.longest_sequence, BYTES_CONTEXT)),
-            num_ranks=simulated.config.dp_size,
-            has_kv_events=worker.kv_events and simulated.config.enable_prefix_caching,
+            num_ranks=simulated.num_engines,
+            has_kv_events=worker.kv_events and simulated.config.enable_prefix_caching and simulated.num_ranks == 1,
             step_costs=step_costs_of(simulated),
             guided_decoding=NO_GRAMMAR,
             continues_constrained=True,

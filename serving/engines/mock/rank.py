@@ -50,6 +50,7 @@ class MockEngine:
             simulated.settings,
             simulated.timing,
             num_blocks=simulated.num_blocks,
+            num_ranks=simulated.num_ranks,
             host=simulated.host,
             more=simulated.more,
             kv_events=events is not None,
