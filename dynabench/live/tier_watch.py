@@ -71,12 +71,13 @@ class TierWatch:
 def _use(
     pool: str, tier: Tier, ranks: Sequence[Mapping[str, float]], deployment: Deployment, length_s: float
 ) -> TierUse:
-    host = engines_of(deployment)[0].host
+    engine = engines_of(deployment)[0]
+    host = engine.host
     assert host is not None, "KV tiers need host memory"
     total = max if tier == "store" else sum  # each rank reports the capacity of the one store
     capacity = total(rank.get("capacity_bytes", 0.0) for rank in ranks)
     used = total(rank.get("used_bytes", 0.0) for rank in ranks)
-    tokens_per_chunk = host.blocks_per_chunk * deployment.pools[0].mocker.block_size
+    tokens_per_chunk = host.blocks_per_chunk * engine.config.block_size
 
     def count(name: str) -> float:
         return max(sum(rank.get(name, 0.0) for rank in ranks), 0.0)

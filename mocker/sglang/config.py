@@ -25,12 +25,12 @@ OF_HICACHE = (
     "hicache_latency_us",
 )
 NUM_SPARE_INPUT_TOKENS = 5
+CONSERVATIVENESS_OF_RANKS = 0.3
+"""What `schedule_conservativeness` is multiplied by with attention DP."""
 MOST_EXTRA_SLOTS = 32
 """Requests that may run up to which a decode worker has slots beyond them by default."""
 ROLES: dict[DisaggregationMode, KvRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """What vLLM calls its parts in disaggregation."""
-CONSERVATIVENESS_OF_RANKS = 0.3
-"""What `schedule_conservativeness` is multiplied by with attention DP."""
 USUAL_CHUNK = 8192
 """Most prompt tokens in one step where SGLang knows no GPU, and on one with 60 to 160 GiB of memory."""
 
@@ -166,6 +166,17 @@ class SglangConfig:
     """Decode workers: requests beyond max_running_requests whose KV may be on its way, or wait (default: twice
     max_running_requests where that is at most 32, else 0)."""
 
+    def _refuse_together(self) -> None:
+        """Refuse what is modelled, but not in one engine."""
+        used = {
+            "enable_hierarchical_cache": self.enable_hierarchical_cache,
+            f"attn_dp_size {self.attn_dp_size}": self.attn_dp_size > 1,
+            f"disaggregation_mode {self.disaggregation_mode}": self.disaggregation_mode != "null",
+        }
+        both = [name for name, is_used in used.items() if is_used]
+        if len(both) > 1:
+            raise ValueError(f"{both[0]} is not modelled with {both[1]} yet; expected only one of them")
+
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
         check_settings(self)
@@ -183,16 +194,6 @@ class SglangConfig:
                 "enable_hierarchical_cache is true and disable_radix_cache is true; expected false: the radix cache is what "
                 "finds KV in host memory"
             )
-        if self.attn_dp_size > 1 and self.disaggregation_mode != "null":
-            raise ValueError(
-                f"attn_dp_size is {self.attn_dp_size} and disaggregation_mode is {self.disaggregation_mode}; expected 1: attention "
-                "DP of prefill and decode workers is not modelled yet"
-            )
-        if self.enable_hierarchical_cache and self.disaggregation_mode != "null":
-            raise ValueError(
-                f"enable_hierarchical_cache is true and disaggregation_mode is {self.disaggregation_mode}; expected false: HiCache "
-                "of prefill and decode workers is not modelled yet"
-            )
         if self.hicache_storage_backend is not None:
             raise ValueError(
                 f"hicache_storage_backend is {self.hicache_storage_backend}; expected none, because storage behind SGLang's "
@@ -203,11 +204,7 @@ class SglangConfig:
                 f"hicache_size is {self.hicache_size}, and hicache_ratio is {self.hicache_ratio:g}; expected only one of them: "
                 "both set the size of host memory"
             )
-        if self.enable_hierarchical_cache and self.attn_dp_size > 1:
-            raise ValueError(
-                f"enable_hierarchical_cache is true and attn_dp_size is {self.attn_dp_size}; expected 1, because host memory of "
-                "ranks with attention DP is not modelled yet"
-            )
+        self._refuse_together()
         if 0 < (self.chunked_prefill_size or 0) < self.page_size:
             raise ValueError(
                 f"chunked_prefill_size ({self.chunked_prefill_size}) must be at least page_size ({self.page_size})"

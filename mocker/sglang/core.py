@@ -153,16 +153,16 @@ class SglangCore(Core):
             self._steady, self._steady_rows = batch, work.decodes
         return batch
 
+    @property
+    def _is_storing(self) -> bool:
+        """Whether an eviction waits for copies to the host, and so does the iteration for which there was no room."""
+        return self._host is not None and bool(self._host.hosted.flushed)
+
     def _describe_started(self, batch: Batch) -> None:
         """Record the sequences that start or resume without anything being computed."""
 
     def _describe_late(self, batch: Batch) -> None:
         """Record those of them that decode for the first time since."""
-
-    @property
-    def _is_storing(self) -> bool:
-        """Whether an eviction waits for copies to the host, and so does the iteration for which there was no room."""
-        return self._host is not None and bool(self._host.hosted.flushed)
 
     def _preempt(self, request: Request) -> Sequence:
         """Let a sequence wait again; a token in flight is dropped."""
@@ -407,7 +407,7 @@ class SglangCore(Core):
         """See `Core`. SGLang notices at its next step, which it makes at once if it has nothing else to do."""
         assert self._host is not None and isinstance(copy, NodeCopy)
         self._host.end_copy(copy)
-        if not self._requests and not self.scheduler.in_flight:
+        if self.is_done:
             self.spin()
 
     @property

@@ -157,8 +157,8 @@ def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangCo
             num_gpus=timing.tensor_parallel_size,
             num_tokens=engine.chunk_size or engine.max_prefill_tokens,
             max_running=engine.max_running_requests,
-            mode=engine.disaggregation_mode,
             num_ranks=engine.attn_dp_size,
+            mode=engine.disaggregation_mode,
         )
         engine = replace(engine, mem_fraction_static=share)
     return engine

@@ -59,8 +59,8 @@ def static_share(
     num_gpus: int,
     num_tokens: int,
     max_running: int | None,
-    num_ranks: int = 1,
     mode: DisaggregationMode = "null",
+    num_ranks: int = 1,
 ) -> float:
     """Return the share of the memory that SGLang takes for weights and KV cache.
 
@@ -70,8 +70,8 @@ def static_share(
         num_gpus: GPUs that share each layer.
         num_tokens: most prompt tokens in one step.
         max_running: most requests that may run at once, if that is set.
-        mode: its part in disaggregation; a step of a decode worker has a token for each request.
         num_ranks: ranks of attention DP.
+        mode: its part in disaggregation; a step of a decode worker has a token for each request.
     """
     found, memory = _memory_class(gpu), gpu.memory / MIB
     graph = found.largest_graph if num_gpus < 4 else found.largest_graph_tp

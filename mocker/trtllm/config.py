@@ -120,14 +120,13 @@ class TrtllmConfig:
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
         check_settings(self)
-        if self.enable_attention_dp and self.server_role is not None:
-            raise ValueError(
-                f"enable_attention_dp is true and server_role is {self.server_role}; expected false: attention DP of context and "
-                "generation servers is not modelled yet"
-            )
         if self.attention_dp_enable_balance and not self.enable_attention_dp:
             raise ValueError(
                 "attention_dp_enable_balance is true; expected enable_attention_dp, whose ranks it balances"
+            )
+        if self.enable_attention_dp and self.server_role is not None:
+            raise ValueError(
+                f"enable_attention_dp is not modelled with server_role {self.server_role} yet; expected only one of them"
             )
         if self.enable_attention_dp and self.batch_wait_timeout_iters:
             raise ValueError(

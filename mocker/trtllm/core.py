@@ -98,8 +98,9 @@ class TrtllmCore(Core):
             is_idle = not self.scheduler.has_in_flight
             iteration = self.scheduler.schedule(takes_new=self.pause is None)
             has_paused = any(bool(step.passed.paused) for step in iteration.ranks)
-            if iteration.ranks[0].passed.inits:
-                self._begin_loads(iteration.ranks[0].passed.inits)
+            step = iteration.ranks[0]
+            if step.passed.inits:
+                self._begin_loads(step.passed.inits)
             if iteration.is_forward or not (is_idle and self._drop_cancelled()):
                 break
         if not (iteration.is_forward or has_paused):

@@ -311,10 +311,10 @@ def test_every_setting_of_sglangs_scheduler_is_a_flag_of_its_server_or_a_variabl
     others = {int: 7, float: 0.5, bool: True, str: "lof", type(None): 7}
     given = {field.name: others[type(getattr(blank, field.name))] for field in dataclasses.fields(blank)}
     given |= {"mem_fraction_static": 0.5, "retraction_policy": "priority", "radix_eviction_policy": "lfu"}
-    del given["disaggregation_mode"]  # a pool's role decides that
     given = {name: value for name, value in given.items() if "hicache" not in name}
     del given["enable_hierarchical_cache"]
     given |= {"chunked_prefill_size": 49, "load_balance_method": "total_tokens"}
+    del given["disaggregation_mode"]  # a pool's role decides that
     words, note = engine_line(engine_type="sglang", sglang=SglangConfig(**given))
     assert {word for word in words.split() if word.startswith("--")} <= SGLANG_SERVER
     named = {word.removeprefix("--").replace("-", "_") for word in words.split() if word.startswith("--")}
