@@ -5,10 +5,12 @@ from dataclasses import replace
 import pytest
 
 from dynabench.arm import Run, Settings
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.virtual.planner import SimulatedPlanner, load_of
 from dynabench.virtual.run import cluster_of, simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import slo
+from serving.life import DisaggregationConfig
 from serving.planner import PLANNERS, PlannerConfig
 from tests.dynabench.test_fleet import aggregated
 from tests.dynabench.test_handover import apart, workload
@@ -138,3 +140,20 @@ def test_looks_that_are_left_out_change_no_decision(planner, interval_s, tmp_pat
     assert (skipping.num_decisions, skipping.notes) == (looking.num_decisions, looking.notes)
     assert list(made.log.last_token_s) == list(whole.log.last_token_s)
     assert made.clock.num_events < whole.clock.num_events
+
+
+@pytest.mark.parametrize(
+    ("kind", "flow"), [("vllm", "source-first"), ("vllm", "destination-first"), ("sglang", None), ("trtllm", None)]
+)
+def test_a_planner_sees_when_first_tokens_came_also_with_the_kv(kind, flow):
+    pools = tuple(Pool(name=name, role=name, replicas=2, engine_type=kind) for name in ("prefill", "decode"))
+    disaggregation = DisaggregationConfig() if flow is None else DisaggregationConfig(flow=flow)
+    run = Run.alone(Settings(Deployment(pools=pools, disaggregation=disaggregation)))
+    answers = workload(*[(0.05 * place, 256, 1 + place % 7) for place in range(100)])
+    cluster = cluster_of(run, answers)
+    SimulatedPlanner(PlannerConfig(planner="hpa", advisory=True), cluster)
+    cluster.run()
+    counts = cluster.arrivals.counter.counts
+    assert counts.num_first_tokens == counts.num_ended == 100
+    requests = simulate(run, answers).requests
+    assert counts.ttft_s == pytest.approx(float((requests.first_token_s - requests.intended_s).sum()))
