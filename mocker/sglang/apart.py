@@ -140,6 +140,8 @@ class SglangDecodeCore(SglangCore):
     def _describe_started(self, batch: Batch) -> None:
         for request in self._decoder.started:
             sequence = sequence_of(request)
+            if not self.has(sequence):  # it found no page for its next token, and ended at once
+                continue
             sequence.num_computed = request.committed
             if sequence not in self.running:
                 self.running.append(sequence)
@@ -231,7 +233,8 @@ class SglangDecodeCore(SglangCore):
     def stall(self) -> NeverAdmittedError | None:
         """See `Core`."""
         decoder = self._decoder
-        if decoder.transferring or decoder.waiting or self._held or self.running or self.pause:
+        is_loading = len(decoder.transferring) > len(decoder.arrived)
+        if is_loading or decoder.waiting or self._held or self.running or self.pause:
             return None
         waiting = decoder.retracted or decoder.queue
         if not waiting:

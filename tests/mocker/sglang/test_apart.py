@@ -138,6 +138,76 @@ def test_who_can_never_have_room_is_named():
         engine.schedule(0.0)
 
 
+def loaded(config, num_tokens, requests):
+    """Run a decode worker whose KV comes some time after there is room (s), by request; return it and the sequences."""
+    engine = engine_of(config, num_tokens // config.page_size)
+    sequences, coming, now = {}, [], 0.0
+    for id, (num_prompt, max_tokens, _) in requests.items():
+        sequences[id] = sequence(id, num_prompt, max_tokens)
+        engine.add(sequences[id])
+    for _ in range(200):
+        while coming and coming[0][0] <= now:
+            engine.end_load(sequences[heapq.heappop(coming)[1]])
+        begun = engine.schedule(now, max_iterations=1)
+        for loading in engine.outbox.take_loads():
+            heapq.heappush(coming, (now + requests[loading.id][2], loading.id))
+        if begun is not None:
+            now = engine.complete().end
+        elif coming:
+            now = coming[0][0]
+        else:
+            break
+    return engine, sequences
+
+
+def test_a_request_that_starts_alone_and_finds_no_page_is_over():
+    config = SglangConfig(
+        disaggregation_mode="decode",
+        max_running_requests=64,
+        disable_overlap_schedule=True,
+        clip_max_new_tokens_estimation=10,
+        num_reserved_decode_tokens=0,
+    )
+    requests = {"a": (36, 2, 0.43), "b": (47, 2, 2.0), "c": (38, 2, 0.01), "d": (57, 45, 2.017)}
+    engine, sequences = loaded(config, 140, requests)
+    assert engine.is_idle
+    assert engine.num_free_blocks == 140
+    assert [one.finish_reason for one in sequences.values()].count("length") == 3
+
+
+def test_one_that_waits_for_what_a_retracted_one_cannot_have_is_named():
+    """What has arrived does not start while one is retracted, which can never be resumed beside it."""
+    config = SglangConfig(
+        disaggregation_mode="decode",
+        page_size=4,
+        max_running_requests=5,
+        enable_priority_scheduling=True,
+        clip_max_new_tokens_estimation=1,
+        num_reserved_decode_tokens=10,
+        disaggregation_decode_enable_radix_cache=True,
+    )
+    engine, sequences, coming = engine_of(config, 35), {}, [(0.513, "a"), (0.593, "b"), (1.1687, "c")]
+    sizes = {"a": (53, 59, 30, 1, 2.2348), "b": (1, 52, None, 2, 1.1248), "c": (58, 2, 23, 1, 2.26943)}
+    now = 0.0
+    with pytest.raises(NeverAdmittedError, match="80 of 140 tokens of KV are available, nothing runs") as caught:
+        while coming:
+            while coming and coming[0][0] <= now:
+                id = heapq.heappop(coming)[1]
+                if id in sequences:
+                    engine.end_load(sequences[id])
+                    continue
+                num_prompt, max_tokens, stop_after, priority, _ = sizes[id]
+                names = [("shared", place) for place in range(num_prompt // 8)]
+                given = {"stop_after": stop_after, "priority": priority, "names": names}
+                sequences[id] = sequence(id, num_prompt, max_tokens, **given)
+                engine.add(sequences[id])
+            begun = engine.schedule(now, max_iterations=1)
+            for loading in engine.outbox.take_loads():
+                heapq.heappush(coming, (now + sizes[loading.id][4], loading.id))
+            now = engine.complete().end if begun is not None else max(now, coming[0][0])
+    assert caught.value.sequence is sequences["a"]
+
+
 def test_a_prefill_worker_keeps_kv_until_it_was_read_and_needs_no_room_for_answers():
     engine = engine_of(PREFILL, 60)
     first, second = (sequence(id, 40, 1, is_decode=False) for id in ("a", "b"))
