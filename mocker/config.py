@@ -52,7 +52,7 @@ OWN_NAMES: dict[EngineType, dict[str, str]] = {
 
 UNCACHED: dict[EngineType, dict[str, bool]] = {
     "vllm": {"enable_prefix_caching": False},
-    "sglang": {"disable_radix_cache": True},
+    "sglang": {"enable_hierarchical_cache": False, "disable_radix_cache": True},  # in this order
     "trtllm": {"enable_block_reuse": False},
 }
 """What turns prefix caching off."""

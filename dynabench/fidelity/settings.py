@@ -20,6 +20,15 @@ class ValidateExperimentConfig(ExperimentConfig):
     router_mode: tuple[str, ...] = ("round-robin",)
     """Router mode that is compared, real and simulated; give it once per mode."""
 
+    def __post_init__(self) -> None:
+        """Refuse invalid settings, and axes other than router modes."""
+        ExperimentConfig.__post_init__(self)
+        if self.vary:
+            raise ValueError(
+                f"--vary {self.vary[0]} cannot be validated: validate compares one simulated deployment with a real one; run it "
+                "once for each value"
+            )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatePoolConfig(LivePoolConfig):

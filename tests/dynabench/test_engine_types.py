@@ -9,16 +9,18 @@ from dataclasses import replace
 
 import pytest
 
+from dynabench.arm import Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import DeploymentError, as_changed, read_deployment
 from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.launch import engine_command
 from dynabench.deployment.paths import change_pool
+from dynabench.experiment.axes import change_setting
 from dynabench.experiment.no_effect import no_effect
 from dynabench.fidelity.settings import ValidatePoolConfig
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
-from mocker.config import EngineTypeConfig, SimulatedConfig, timed_as
+from mocker.config import UNCACHED, EngineTypeConfig, SimulatedConfig, timed_as
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Load, chunk
@@ -369,3 +371,37 @@ def test_prompts_that_an_engine_does_not_cut_fail_there_and_the_other_engines_ar
     said = " ".join(done.stdout.split())
     assert "1 of 120 requests does not fit a step of 8,192 tokens, in which a whole prompt is computed" in said
     assert "use a model with a longer context" not in said
+
+
+@pytest.mark.parametrize("base", ["vllm", "sglang", "trtllm"])
+def test_step_times_follow_the_engine_type_also_from_another(base):
+    pool = Pool(engine_type=base, timing=H100)
+    for kind in ("vllm", "sglang", "trtllm"):
+        assert change_pool(pool, "engine_type", kind).timing.timed_as == kind
+    others = change_pool(Pool(timing=replace(H100, timed_as="sglang")), "max_num_seqs", 8)
+    assert others.timing.timed_as == "sglang"
+
+
+def test_settings_of_host_memory_make_no_arms_where_there_is_none(tmp_path):
+    axes = ("--vary", "enable_hierarchical_cache=false,true", "--vary", "hicache_ratio=2,4")
+    given = ("--engine-type", "sglang", "--gpu", "h100", "--model", "llama-3.1-8b", "--router-mode", "kv")
+    done = dynabench("sweep", *given, *axes, "--max-requests", "20", "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    with (tmp_path / "run" / "table.csv").open() as file:
+        names = [row["name"] for row in csv.DictReader(file)]
+    with_ratio = [f"enable_hierarchical_cache True, hicache_ratio {ratio}" for ratio in (2, 4)]
+    assert names == ["enable_hierarchical_cache False", *with_ratio]
+
+
+def test_validate_refuses_axes(tmp_path):
+    done = dynabench("validate", "--real", tmp_path, "--vary", "engine_type=vllm,sglang", "--out", tmp_path / "x")
+    assert done.returncode == 2
+    assert "--vary engine_type=vllm,sglang cannot be validated" in done.stderr
+
+
+def test_prefix_caching_is_turned_off_with_what_needs_it():
+    settings = Settings(
+        Deployment(pools=(Pool(engine_type="sglang", sglang=SglangConfig(enable_hierarchical_cache=True)),))
+    )
+    (pool,) = change_setting(settings, UNCACHED["sglang"]).deployment.pools
+    assert (pool.sglang.disable_radix_cache, pool.sglang.enable_hierarchical_cache) == (True, False)
