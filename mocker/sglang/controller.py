@@ -1,6 +1,6 @@
 """Attention DP: which rank takes which request, as SGLang's data-parallel controller decides.
 
-The controller counts what it sends. Now and then, each rank tells what it has, and that takes the place of the count.
+The controller counts what it sends. Now and then, each rank reports what it has, and that takes the place of the count.
 
 Source: SGLang 0.5.23, `srt/managers/data_parallel_controller.py` (`DPBudget`, `DataParallelController`) and
 `Scheduler.publish_load_snapshot`. Nothing of it is recorded.
@@ -12,7 +12,7 @@ from mocker.sglang.config import LoadBalanceMethod
 from mocker.sglang.scheduler import Scheduler
 
 PUBLISH_INTERVAL: Final = 15
-"""Steps without prompts of its own after which a rank tells its load (`load_snapshot_publish_interval`)."""
+"""Steps without prompts of its own after which a rank reports its load (`load_snapshot_publish_interval`)."""
 
 
 class Controller:
@@ -24,7 +24,7 @@ class Controller:
         self._next = 0
         self._num_requests = [0 for _ in schedulers]
         self._num_tokens = [0 for _ in schedulers]
-        self._num_steps = [0 for _ in schedulers]  # since each rank told its load
+        self._num_steps = [0 for _ in schedulers]  # since each rank reported its load
 
     def pick(self, num_prompt: int) -> int:
         """Return the rank for a request, and count it there."""
@@ -41,13 +41,13 @@ class Controller:
         return rank
 
     def end_step(self, rank: int, *, has_prompts: bool) -> None:
-        """Let a rank tell its load, if it does so at the end of this step of its own."""
+        """Let a rank report its load, if it does so at the end of this step of its own."""
         self._num_steps[rank] += 1
         if has_prompts or self._num_steps[rank] >= PUBLISH_INTERVAL:
-            self.tell(rank)
+            self.report_load(rank)
 
-    def tell(self, rank: int) -> None:
-        """Let a rank tell its load: what runs and waits, the KV in use and the prompts that wait."""
+    def report_load(self, rank: int) -> None:
+        """Let a rank report its load: what runs and waits, the KV in use and the prompts that wait."""
         scheduler = self._schedulers[rank]
         pool, waiting = scheduler.pool, scheduler.waiting
         self._num_steps[rank] = 0

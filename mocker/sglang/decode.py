@@ -43,8 +43,8 @@ class DecodeScheduler(Scheduler):
         """Requests that were given room, until `take_allocated`."""
         self.started: list[Request] = []
         """Requests that the last iteration to be scheduled has started or resumed."""
-        self._num_running = config.num_rows(self.pool.num_tokens)
-        self._num_rows = self._num_running + config.num_extra_slots
+        self._max_running = config.num_rows(self.pool.num_tokens)
+        self._num_rows = self._max_running + config.num_extra_slots
         self._reserved = config.num_reserved_decode_tokens
         self._clip = config.clip_max_new_tokens_estimation
 
@@ -115,7 +115,7 @@ class DecodeScheduler(Scheduler):
 
         While all that runs decodes, what is available and what is kept for the largest running request only fall.
         """
-        if self.waiting and len(self.running.requests) < self._num_running:
+        if self.waiting and len(self.running.requests) < self._max_running:
             return False
         if self.retracted:
             return not self._has_room_for(self.retracted[0])
@@ -227,7 +227,7 @@ class DecodeScheduler(Scheduler):
 
     def _start(self) -> None:
         """Let waiting requests run, as if their prompts had just been computed here."""
-        num_free = self._num_running - len(self.running.requests)
+        num_free = self._max_running - len(self.running.requests)
         self.started = []
         if not self.waiting or num_free <= 0:
             return

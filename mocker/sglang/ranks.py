@@ -107,7 +107,7 @@ class SglangRanks(Core):
     def _rest(self) -> None:
         for number, rank in enumerate(self.ranks):
             rank.scheduler.rest()
-            self._controller.tell(number)
+            self._controller.report_load(number)
 
     def _together(self, parts: list[Batch | None]) -> Batch:
         """Return the batches of all ranks as one."""

@@ -110,7 +110,6 @@ class TrtllmCore(Core):
         if self._has_ranks:
             self._describe_ranks(batch, iteration)
             return self._count(batch)
-        step = iteration.ranks[0]
         self._describe(batch, step)
         is_eventless = not (batch.starved or batch.delayed or self._num_leaving)
         if iteration.is_forward and is_eventless and self._leaps.begin(step, len(self.running)):
