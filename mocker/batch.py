@@ -18,7 +18,6 @@ class Batch:
         "is_undisturbed",
         "iteration",
         "num_kv_tokens",
-        "parts",
         "preempted",
         "resumed",
         "sampled",
@@ -37,7 +36,6 @@ class Batch:
         self.preempted: list[Sequence] = NOBODY
         self.starved: list[Sequence] = NOBODY  # decoding, but the budget was spent
         self.delayed: list[Sequence] = NOBODY  # decoding again after having been starved
-        self.parts: list[Batch] | None = None  # what each rank computes, if ranks step together: the slowest decides
 
     @property
     def is_empty(self) -> bool:
@@ -47,3 +45,13 @@ class Batch:
     def computes(self, sequence: Sequence) -> bool:
         """Return whether it computes tokens of a sequence."""
         return sequence in self.decodes or sequence in [one for one, _ in self.chunks]
+
+
+class BatchOfRanks(Batch):
+    """The work of ranks that step together, as a whole, and what each computes: the slowest decides how long it takes."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, iteration: int) -> None:
+        super().__init__(iteration)
+        self.parts: list[Batch] = []

@@ -279,16 +279,19 @@ class Engine:
         if batch.decodes and self._times.last_end_s < now:
             self.log.end_pause(batch, self._times.last_end_s)
         # Before the next batch is closed: that advances `num_computed`.
-        duration = 0.0 if batch.is_undisturbed else self._times.mixed_s(batch) + self._lead_s
-        if self._link.awaited_s:
-            duration = self._link.overlapped(now, duration)
+        duration = 0.0
+        if not batch.is_undisturbed:
+            duration = self._times.mixed_s(batch) + self._lead_s
+            if self._has_host and self._link.awaited_s:
+                duration = self._link.overlapped(now, duration)
         if self._is_async:
             self._ahead, self._ahead_s = self._core.schedule(), now
             if self._has_host:
                 self._work = self._core.take_copies()
+                if self._work is not NO_WORK:  # copies start when it ends
+                    max_iterations = 1
         if batch.is_undisturbed:
             is_alone = self.log.is_first_after_pause or (self._is_async and self._ahead is not batch)
-            is_alone = is_alone or self._work is not NO_WORK  # copies start when it ends
             limit = 1 if is_alone else max_iterations
             self.step = step = self._times.decoding_step(batch, now, limit)
             if self._link.next_end_s < step.end and (end_s := self._next_end_s()) < step.end:

@@ -4,7 +4,7 @@ The times of a batch of decodes are a ramp, which the model is asked for once: s
 batch go on along it. Any other batch is asked for by itself.
 """
 
-from mocker.batch import Batch
+from mocker.batch import Batch, BatchOfRanks
 from mocker.core import Core
 from mocker.sequence import Sequence
 from mocker.step import Step
@@ -57,7 +57,7 @@ class StepTimes:
 
     def mixed_s(self, batch: Batch) -> float:
         """Return how long any batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
-        if batch.parts is not None:
+        if isinstance(batch, BatchOfRanks):
             return self.model.among([_load_of(part) for part in batch.parts if not part.is_empty])
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
         if self._may_load:

@@ -104,8 +104,8 @@ class SglangDecodeCore(SglangCore):
         assert isinstance(scheduler, DecodeScheduler)
         self._decoder = scheduler
         self._held: dict[Sequence, Request] = {}  # aborted while their KV was on its way
-        self._late: dict[Sequence, bool] = {}
-        """Sequences that started or resumed and did not decode since; whether their next token is their second."""
+        self._late: dict[Sequence, None] = {}  # started or resumed, and did not decode since
+        self._has_one_token: dict[Sequence, None] = {}  # started, and their second token is not known yet
 
     def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
         return DecodeScheduler(self.config, num_pages)
@@ -148,12 +148,12 @@ class SglangDecodeCore(SglangCore):
             if sequence.state == OVER:  # SGLang has yet to end it
                 continue
             sequence.state = RUNNING
-            if request.num_retractions:
+            self._late[sequence] = None
+            if sequence.first_scheduled_s >= 0:
                 batch.resumed = [*batch.resumed, sequence]
-                self._late.setdefault(sequence, False)
-            else:
+            else:  # even if it is retracted in the same iteration
                 batch.admitted = [*batch.admitted, sequence]
-                self._late[sequence] = True
+                self._has_one_token[sequence] = None
                 self.outbox.shipped.append(sequence)
 
     def _describe_late(self, batch: Batch) -> None:
@@ -161,11 +161,9 @@ class SglangDecodeCore(SglangCore):
         if not (self._late and batch.decodes):
             return
         batch.delayed = [sequence for sequence in batch.decodes if sequence in self._late]
-        batch.sampled = [sequence for sequence in batch.delayed if self._late[sequence]]
+        batch.sampled = [sequence for sequence in batch.delayed if sequence in self._has_one_token]
         decoding = set(batch.delayed)
-        self._late = {
-            each: is_second for each, is_second in self._late.items() if each not in decoding and not each.is_over
-        }
+        self._late = dict.fromkeys([each for each in self._late if each not in decoding and not each.is_over])
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """See `Core`; the second token of a sequence, its first one here, counts as that of a completed prompt."""
@@ -173,6 +171,9 @@ class SglangDecodeCore(SglangCore):
         if batch.sampled:
             sampled = [each for each in batch.sampled if each.state != OVER and each not in self.dropped]
         _, finished = super().update(batch, num_iterations)
+        if self._has_one_token:
+            for sequence in (*sampled, *finished):
+                self._has_one_token.pop(sequence, None)
         return sampled, finished
 
     # Sequences
@@ -187,6 +188,7 @@ class SglangDecodeCore(SglangCore):
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`; one whose KV is on its way keeps its pages until that has arrived."""
+        self._has_one_token.pop(sequence, None)
         if sequence.state in (OVER, RUNNING):
             super().abort(sequence)
             return

@@ -12,7 +12,7 @@ Source: SGLang 0.5.23, `srt/managers/scheduler_components/dp_attn.py` (`prepare_
 
 from collections.abc import Iterable
 
-from mocker.batch import Batch
+from mocker.batch import Batch, BatchOfRanks
 from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
@@ -111,7 +111,7 @@ class SglangRanks(Core):
 
     def _together(self, parts: list[Batch | None]) -> Batch:
         """Return the batches of all ranks as one."""
-        batch = Batch(self._iteration)
+        batch = BatchOfRanks(self._iteration)
         found = [part for part in parts if part is not None]
         batch.decodes = _all([part.decodes for part in found])
         batch.sampled = _all([part.sampled for part in found])

@@ -14,7 +14,7 @@ its `parts` say what each computes. Steps are then taken one at a time.
 What is refused: host memory, layers that keep less than all tokens, adapters, speculation, and KV events of ranks.
 """
 
-from mocker.batch import NOBODY, Batch
+from mocker.batch import NOBODY, Batch, BatchOfRanks
 from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
@@ -106,10 +106,9 @@ class TrtllmCore(Core):
         if not (iteration.is_forward or has_paused):
             self._is_stuck = is_idle and self.pause is None and bool(self.running)
             return None
-        batch = Batch(self.iteration)
         if self._has_ranks:
-            self._describe_ranks(batch, iteration)
-            return self._count(batch)
+            return self._count(self._describe_ranks(iteration))
+        batch = Batch(self.iteration)
         self._describe(batch, step)
         is_eventless = not (batch.starved or batch.delayed or self._num_leaving)
         if iteration.is_forward and is_eventless and self._leaps.begin(step, len(self.running)):
@@ -125,9 +124,9 @@ class TrtllmCore(Core):
         self.iteration += 1
         return batch
 
-    def _describe_ranks(self, batch: Batch, iteration: Iteration) -> None:
-        """Record in a batch what the step of each rank computes, and who starts or is paused."""
-        batch.parts = []
+    def _describe_ranks(self, iteration: Iteration) -> BatchOfRanks:
+        """Return what the step of each rank computes, and who starts or is paused."""
+        batch = BatchOfRanks(self.iteration)
         for step in iteration.ranks:
             for request in step.passed.paused:
                 batch.preempted = [*batch.preempted, self._requests.pause(request)]
@@ -135,6 +134,7 @@ class TrtllmCore(Core):
                 batch.parts.append(self._describe_rank(batch, step))
         self._awaited = [sequence for sequence in batch.preempted if self._is_awaited(sequence)]
         self._find_starved(batch, [request for step in iteration.ranks for request in step.batch.generating])
+        return batch
 
     def _describe_rank(self, batch: Batch, step: RankStep) -> Batch:
         """Add what a rank computes to the batch of all; return it by itself, for its time."""
