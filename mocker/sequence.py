@@ -22,6 +22,7 @@ class Sequence(Position):
         "cached_tokens",
         "chain",
         "disk_tokens",
+        "failure",
         "first_scheduled_s",
         "first_token_s",
         "host_tokens",
@@ -96,7 +97,8 @@ class Sequence(Position):
         prompt is computed here again, which produces it (vLLM)."""
         self.is_remote_decode = is_remote_decode
         self.reads_cache = True  # False: its whole prompt is computed, because log-probabilities of it are wanted
-        self.is_failed = False  # its KV could not be loaded
+        self.is_failed = False
+        self.failure = ""  # why, unless its KV could not be loaded
         self.num_limit = num_limit  # tokens at which it ends by length
         self.state = WAITING
         self.order = 0  # its place among waiting ones, by priority only if priorities and arrivals are equal

@@ -151,7 +151,7 @@ class Flights:
             flight = self._of[number_of(sequence)]
             self._stamps.ended(flight, sequence, rank, output.end)
             if sequence.is_failed:
-                self.act(flight, flight.ended(output.end, missing_kv(flight), "engine"))
+                self.act(flight, flight.ended(output.end, sequence.failure or missing_kv(flight), "engine"))
             else:
                 self.act(flight, flight.ended(output.end))
         if arrivals.counter is not None:

@@ -26,6 +26,9 @@ from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import NO_WORK, Copy
 from mocker.tiers.copies import Work as CopyWork
 
+QUEUE_FULL = "the request queue is full (max_queued_requests {})"
+NO_ROOM = "SGLang ran out of KV memory for its next token, although it had retracted all others"
+
 
 class SglangCore(Core):
     """The scheduler, with sequences for its requests, and what engines and drivers ask beyond its rule.
@@ -247,11 +250,14 @@ class SglangCore(Core):
     def _take_aborted(self) -> None:
         """End the sequences whose requests ended outside of an iteration."""
         for request in self.scheduler.take_aborted():
+            was_waiting = sequence_of(request).state == WAITING
             sequence = self._end(request)
             if sequence is not None:
                 if not self._requests:
                     raise EngineStoppedError(f"{sequence} fills the KV cache alone, and SGLang aborts it")
                 sequence.is_failed = True
+                limit = self.config.max_queued_requests
+                sequence.failure = NO_ROOM if limit is None or not was_waiting else QUEUE_FULL.format(limit)
                 self.dropped.append(sequence)
                 self._failed.append(sequence)
         self.dropped = [sequence for sequence in self.dropped if self._has_rows(sequence)]

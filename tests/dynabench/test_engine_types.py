@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from dynabench.arm import Settings
+from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import pools_of
 from dynabench.deployment.file import DeploymentError, as_changed, read_deployment
@@ -19,6 +19,7 @@ from dynabench.deployment.paths import change_pool
 from dynabench.experiment.axes import change_setting
 from dynabench.experiment.no_effect import no_effect
 from dynabench.fidelity.settings import ValidatePoolConfig
+from dynabench.virtual.run import simulate
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import UNCACHED, EngineTypeConfig, SimulatedConfig, timed_as
 from mocker.timing.choose import resolve
@@ -405,3 +406,12 @@ def test_prefix_caching_is_turned_off_with_what_needs_it():
     )
     (pool,) = change_setting(settings, UNCACHED["sglang"]).deployment.pools
     assert (pool.sglang.disable_radix_cache, pool.sglang.enable_hierarchical_cache) == (True, False)
+
+
+def test_who_is_refused_because_too_many_wait_fails_with_that_reason():
+    pool = Pool(engine_type="sglang", sglang=SglangConfig(max_running_requests=1, max_queued_requests=1))
+    burst = Workload("burst", 512, [Request(0.0, 100, 50, (number,)) for number in range(6)])
+    requests = simulate(Run.alone(Settings(Deployment(pools=(pool,)))), burst).requests
+    reasons = [error for error in requests.error if error]
+    assert 0 < len(reasons) < 6
+    assert set(reasons) == {"the request queue is full (max_queued_requests 1)"}

@@ -13,6 +13,7 @@ from dynabench.deployment.fleet import FleetConfig
 from dynabench.virtual.rank_effects import GONE
 from mocker import SglangConfig
 from mocker.network.config import TransferConfig
+from mocker.sglang.core import NO_ROOM
 from mocker.timing.config import TimingConfig
 from serving.life import DisaggregationConfig
 from tests.dynabench.test_handover import BLOCK, CONSTANT, FREE, SLOW, cluster, simulated, workload
@@ -44,6 +45,21 @@ def test_token_1_comes_from_the_prefill_worker():
         None,
         pytest.approx(DECODE_S),
     ]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_token_1_is_not_lost_if_a_request_is_retracted_as_it_starts(seed):
+    """Without a reserve, what starts may find no room for its next token in the same iteration, or lose it in flight."""
+    rng = random.Random(seed)
+    decode = pool("decode", 480, num_reserved_decode_tokens=0, clip_max_new_tokens_estimation=10)
+    sizes = [(0.02 * place, rng.randint(20, 120), rng.randint(2, 200)) for place in range(60)]
+    found = simulated(apart(decode=decode), workload(*sizes))
+    assert (found.preemptions > 0).sum() > 10
+    assert set(found.error) <= {"", NO_ROOM}
+    assert found.succeeded.sum() > 50
+    answered = found[found.succeeded]
+    assert not np.ma.getmaskarray(answered.second_token_s).any()
+    assert (answered.second_token_s > answered.first_token_s).all()
 
 
 def test_the_prefill_worker_is_idle_while_the_decode_worker_is_full():

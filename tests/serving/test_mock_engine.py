@@ -66,12 +66,12 @@ class Heard:
         self._number += 1
 
 
-def with_engine(talk, max_waiting=100, publisher=None, **settings):
+def with_engine(talk, max_waiting=100, publisher=None, config=None, **settings):
     async def main():
-        config = EngineConfig(**({"block_size": 4, "num_gpu_blocks": 100} | settings))
+        engine_config = config or EngineConfig(**({"block_size": 4, "num_gpu_blocks": 100} | settings))
         fast = TimingConfig(timing="constant", speedup_ratio=20.0)
         events = None if publisher is None else RouterSink(publisher)
-        engine = MockEngine(resolve(config, fast), max_waiting=max_waiting, events=events)
+        engine = MockEngine(resolve(engine_config, fast), max_waiting=max_waiting, events=events)
         running = asyncio.create_task(engine.run())
         async with in_time():
             await talk(engine, Reader())
@@ -261,6 +261,19 @@ def test_an_answer_without_a_limit_that_goes_on_elsewhere_has_its_least_number_o
         assert len(reader.tokens(1)) == 20
 
     with_engine(talk, num_gpu_blocks=1000)
+
+
+def test_a_request_that_sglang_refuses_ends_and_says_why():
+    async def talk(engine, reader):
+        for id in range(1, 7):
+            engine.submit(request([id, 2, 3], 10), AnswerStream(reader, id))
+        await ended(reader, *range(1, 7))
+        refused = [end.error for end in reader.ends.values() if end.error]
+        assert 0 < len(refused) < 6
+        assert set(refused) == {"the request queue is full (max_queued_requests 1)"}
+        assert engine.load().kv_active_blocks == engine.load().num_waiting == 0
+
+    with_engine(talk, config=SglangConfig(max_total_tokens=400, max_running_requests=1, max_queued_requests=1))
 
 
 def test_a_request_that_can_never_be_admitted_again_ends_and_the_others_go_on():

@@ -23,7 +23,9 @@ class Delivery:
         for sequence in output.finished:
             live = sequence.payload
             assert isinstance(live, Live)
-            if not sequence.is_remote_decode:
+            if sequence.failure:
+                live.stream.end(sequence.failure, "engine")
+            elif not sequence.is_remote_decode:
                 live.finish()
             else:
                 live.is_plain = (
@@ -56,6 +58,8 @@ class Delivery:
         """End those finished requests that are shared with another worker."""
         for sequence in finished:
             live = live_of(sequence)
+            if sequence.failure:
+                continue  # it has ended
             if sequence.is_remote_decode:
                 handover.on_finished(self._rank, live)
             elif live.load is not None:
