@@ -114,6 +114,12 @@ class SimulatedConfig:
         instead = f"; use {names[name]}" if name in names else ""
         return f"it is a setting of engine_type {owners[0]}, and engine_type is {own}{instead}"
 
+    def why_unused(self, name: str) -> str | None:
+        """Return why a setting has no effect: it belongs to another family, or to what is turned off; else None."""
+        if name in OF_HICACHE and not self.sglang.enable_hierarchical_cache:
+            return "enable_hierarchical_cache is false"
+        return self.why_idle(name)
+
     def refuse_idle(self) -> None:
         """Refuse a setting of another family, which would be ignored.
 

@@ -12,7 +12,6 @@ from dynabench.experiment.axes import OF_ROLES, SENT, change_setting, path_of, r
 from dynabench.experiment.settings import ExperimentConfig
 from foundation.settings import short_value
 from foundation.text import printable
-from mocker.sglang.config import OF_HICACHE
 from reports.figures.conditions import Condition
 from reports.summary import NOISE_FLOOR
 
@@ -93,12 +92,8 @@ def _possible(
 def why_idle(deployment: Deployment, name: str) -> str | None:
     """Return why a setting changes nothing, if no pool simulates the engines, or the part of them, that have it; else None."""
     simulated = [pool.simulated for pool in deployment.pools if pool.engine == "mocker"]
-    reasons = [engine.why_idle(name.rpartition(".")[2]) for engine in simulated]
-    if reasons and all(reasons):
-        return reasons[0]
-    if name in OF_HICACHE and not any(engine.sglang.enable_hierarchical_cache for engine in simulated):
-        return "enable_hierarchical_cache is false"
-    return None
+    reasons = [engine.why_unused(name.rpartition(".")[2]) for engine in simulated]
+    return reasons[0] if reasons and all(reasons) else None
 
 
 def _arm(changes: dict[str, Any], changed: Settings, varied: set[str], alone: str = "") -> Arm:
