@@ -144,7 +144,7 @@ def drive(config, num_blocks, requests, num_ranks):
 
     def happen(kind, request):
         for rank in range(num_ranks):
-            id = request["id"], rank
+            id = request["id"] * num_ranks + rank
             if kind == "add":
                 names = ("num_prompt", "max_tokens", "stop_after", "priority")
                 chain = chain_of(request, config.page_size)
@@ -166,12 +166,12 @@ def drive(config, num_blocks, requests, num_ranks):
             happen(*to_do.pop(0)[1:])
         output = engine.complete()
         now = output.end
-        ends += [(each.id, now, each.finish_reason, each.is_failed) for each in output.finished]
+        ends += [(divmod(each.id, num_ranks), now, each.finish_reason, each.is_failed) for each in output.finished]
     assert engine.is_idle
     assert engine.num_free_blocks == engine.num_blocks
     rows = {
-        sequence.id: (sequence.first_token_s, sequence.num_preemptions, sequence.num_known)
-        for sequence in sequences.values()
+        divmod(id, num_ranks): (sequence.first_token_s, sequence.num_preemptions, sequence.num_known)
+        for id, sequence in sequences.items()
     }
     return rows, sorted(ends), gaps_of(engine)
 
