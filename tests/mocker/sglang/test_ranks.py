@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mocker import BlockChain, Sequence, new_engine
+from mocker.contract import EngineStoppedError
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.controller import PUBLISH_INTERVAL
 from mocker.timing.constant import Constant
@@ -144,11 +145,12 @@ def drive(config, num_blocks, requests, num_ranks):
 
     def happen(kind, request):
         for rank in range(num_ranks):
-            id = request["id"] * num_ranks + rank
+            id = request["id"], rank
             if kind == "add":
                 names = ("num_prompt", "max_tokens", "stop_after", "priority")
                 chain = chain_of(request, config.page_size)
-                sequences[id] = Sequence(id, chain=chain, **{name: request[name] for name in names})
+                sequences[id] = Sequence(request["id"], chain=chain, **{name: request[name] for name in names})
+                sequences[id].payload = id
                 engine.add(sequences[id])
             else:
                 engine.abort(sequences[id])
@@ -166,12 +168,11 @@ def drive(config, num_blocks, requests, num_ranks):
             happen(*to_do.pop(0)[1:])
         output = engine.complete()
         now = output.end
-        ends += [(divmod(each.id, num_ranks), now, each.finish_reason, each.is_failed) for each in output.finished]
+        ends += [(each.payload, now, each.finish_reason, each.is_failed) for each in output.finished]
     assert engine.is_idle
     assert engine.num_free_blocks == engine.num_blocks
     rows = {
-        divmod(id, num_ranks): (sequence.first_token_s, sequence.num_preemptions, sequence.num_known)
-        for id, sequence in sequences.items()
+        id: (sequence.first_token_s, sequence.num_preemptions, sequence.num_known) for id, sequence in sequences.items()
     }
     return rows, sorted(ends), gaps_of(engine)
 
@@ -182,7 +183,12 @@ def test_ranks_with_equal_requests_do_what_one_engine_does(config, num_tokens, r
     config = replace(config, max_running_requests=4 * num_ranks, chunked_prefill_size=num_ranks * 40)
     longest = max(request["num_prompt"] + request["max_tokens"] for request in requests)
     num_pages = -(-max(num_tokens, longest + 64) // config.page_size) + 2
-    alone = drive(config.of_rank(num_ranks), num_pages, requests, 1)
+    try:
+        alone = drive(config.of_rank(num_ranks), num_pages, requests, 1)
+    except EngineStoppedError:
+        with pytest.raises(EngineStoppedError):
+            drive(replace(config, attn_dp_size=num_ranks), num_pages, requests, num_ranks)
+        return
     rows, ends, gaps = drive(replace(config, attn_dp_size=num_ranks), num_pages, requests, num_ranks)
     for rank in range(num_ranks):
         assert {id: row for (id, its_rank), row in rows.items() if its_rank == rank} == {
