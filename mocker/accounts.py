@@ -81,4 +81,4 @@ class Accounts:
         released, self.released = self.released, []
         for sequence in released:
             self._core.release_kept(sequence)
-        return over
+        return [*over, *self._core.take_failed()]

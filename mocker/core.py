@@ -15,7 +15,7 @@ finds them in a native class at once. How a core is made is asked once for each 
 from abc import ABC, abstractmethod
 from typing import Protocol, TypeVar
 
-from mocker.batch import Batch
+from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, EngineSettings, HostChunks, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.prefix_cache_stats import PrefixCacheStats
@@ -85,6 +85,10 @@ class Core(ABC):
     @abstractmethod
     def abort(self, sequence: Sequence) -> None:
         """Remove a sequence, unless it has ended, and free its blocks; its tokens in flight are dropped."""
+
+    def take_failed(self) -> list[Sequence]:
+        """Return the sequences that failed since, and that no iteration has reported."""
+        return NOBODY
 
     @abstractmethod
     def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:

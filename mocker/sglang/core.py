@@ -228,6 +228,11 @@ class SglangCore(Core):
             self.dropped = [sequence for sequence in self.dropped if sequence.is_over and self._has_rows(sequence)]
         return sampled, finished
 
+    def take_failed(self) -> list[Sequence]:
+        """See `Core`."""
+        failed, self._failed = self._failed, []
+        return failed
+
     def _has_rows(self, sequence: Sequence) -> bool:
         """Return whether an aborted sequence is still computed."""
         in_flight = self.scheduler.in_flight

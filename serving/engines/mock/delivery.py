@@ -69,6 +69,9 @@ class Delivery:
         """Send the end of a request whose KV was to be read, unless it has been sent."""
         live = live_of(sequence)
         assert live.load is not None
+        if sequence.failure:
+            live.stream.end(sequence.failure, "engine")
+            return
         if sequence.is_failed and live.load.error is not None:
             kind = "engine" if live.load.is_directed else live.load.error.kind
             live.stream.end(f"the KV of its prompt did not arrive: {live.load.error}", kind)
