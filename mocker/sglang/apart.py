@@ -6,6 +6,8 @@ sequences whose KV comes from elsewhere, with the first token of the answer:
     WAITING -- room --> LOADING -- `end_load` --> LOADED -- a free row --> RUNNING
 """
 
+from typing import Final
+
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, NeverAdmittedError, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
@@ -30,11 +32,8 @@ def new_sglang_core(
     kv_events: bool = True,
 ) -> SglangCore:
     """Return an idle core for the role that the settings give; see `new_engine` for the arguments."""
-    if config.disaggregation_mode == "prefill":
-        return SglangPrefillCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
-    if config.disaggregation_mode == "decode":
-        return SglangDecodeCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
-    return SglangCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+    core = CORES.get(config.disaggregation_mode, SglangCore)
+    return core(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
 
 
 class SglangPrefillCore(SglangCore):
@@ -281,3 +280,7 @@ class SglangDecodeCore(SglangCore):
             for sequence, request in self._requests.items()
             if not sequence.is_over
         ]
+
+
+CORES: Final[dict[str, type[SglangCore]]] = {"prefill": SglangPrefillCore, "decode": SglangDecodeCore}
+"""Cores for a role, by `disaggregation_mode`."""

@@ -11,6 +11,8 @@ not count, so that others may be given too much: then `OutOfBlocksError` says so
 A generation server computes whole requests, too, and restarts one that it has paused by itself.
 """
 
+from typing import Final
+
 from mocker.batch import Batch
 from mocker.contract import NeverAdmittedError, View
 from mocker.models.kv_cache import MoreBlocks
@@ -31,11 +33,8 @@ def new_trtllm_core(
     kv_events: bool = True,
 ) -> TrtllmCore:
     """Return an idle core for the role that the settings give; see `new_engine` for the arguments."""
-    if config.server_role == "context":
-        return TrtllmContextCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
-    if config.server_role == "generation":
-        return TrtllmGenerationCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
-    return TrtllmCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+    core = CORES.get(config.server_role, TrtllmCore)
+    return core(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
 
 
 class TrtllmContextCore(TrtllmCore):
@@ -212,3 +211,7 @@ class TrtllmGenerationCore(TrtllmCore):
                 num_retained=num_aborted,
             )
         )
+
+
+CORES: Final[dict[str | None, type[TrtllmCore]]] = {"context": TrtllmContextCore, "generation": TrtllmGenerationCore}
+"""Cores for a role, by `server_role`."""

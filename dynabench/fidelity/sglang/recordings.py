@@ -180,7 +180,7 @@ def read(path: Path) -> Recording:
             config,
             resolved["sglang"],
             resolved["max_total_num_tokens"],
-            resolved.get("host_num_tokens", 0),
+            resolved["host_num_tokens"] if config.enable_hierarchical_cache else 0,
             resolved.get("hash_bits", 64),
             actions,
             iterations,
