@@ -64,7 +64,7 @@ class Engine:
         self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        self.log = GapLog(core)
+        self.log = self._new_log(core)
         """The gaps between tokens."""
         self.step: Step | None = None
         """The step in flight."""
@@ -79,6 +79,9 @@ class Engine:
         self._work = NO_WORK  # copies that start with the batch ahead
         self._aborts: list[Sequence] = []
         self._lead_s = 0.0  # before the next step starts
+
+    def _new_log(self, core: Core) -> GapLog:
+        return GapLog(core)
 
     @property
     def is_idle(self) -> bool:

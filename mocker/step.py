@@ -75,12 +75,19 @@ class Step:
 class StepOutput:
     """The results of a step: chunks of prompts, sequences that ended their prefill, and those that finished."""
 
-    __slots__ = ("chunks", "end", "finished", "sampled")
+    __slots__ = ("chunks", "emitted", "end", "finished", "sampled")
 
     def __init__(
-        self, end: float, sampled: list[Sequence], finished: list[Sequence], chunks: list[tuple[Sequence, int]]
+        self,
+        end: float,
+        sampled: list[Sequence],
+        finished: list[Sequence],
+        chunks: list[tuple[Sequence, int]],
+        emitted: list[tuple[Sequence, int]] | None = None,
     ) -> None:
         self.end = end
         self.chunks = chunks
         self.sampled = sampled
         self.finished = finished
+        self.emitted = emitted
+        """The decodes and their tokens, if these may be several; None: those of `Engine.decoded`, one token each."""

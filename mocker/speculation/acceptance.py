@@ -1,4 +1,4 @@
-"""How many drafts a model accepts: rates by position, and a drafter that draws from them.
+"""How many drafts a model accepts: rates by position.
 
     draft           1      2      3     ... K
     accepted        p_1 >= p_2 >= p_3 >= ... p_K     the rate of steps that accept it, and with it all before it
@@ -8,13 +8,7 @@ The rates come from whoever measured them: `files.py`, or a mean length, from wh
 reached has the same chance.
 """
 
-from collections.abc import Sequence as Sequence_
-from zlib import crc32
-
-from mocker.sequence import Sequence
-from mocker.speculation.drafter import Drafter
-
-WORD = (1 << 64) - 1
+from collections.abc import Sequence
 
 
 def rates_of_length(length: float, num_measured: int, num_drafts: int) -> tuple[float, ...]:
@@ -70,7 +64,7 @@ def rates_of_curve(lengths: dict[int, float], num_drafts: int) -> tuple[float, .
     return tuple(rates)
 
 
-def check_rates(rates: Sequence_[float]) -> None:
+def check_rates(rates: Sequence[float]) -> None:
     """Refuse what cannot be rates by position.
 
     Raises:
@@ -86,39 +80,3 @@ def check_rates(rates: Sequence_[float]) -> None:
                 "because a draft counts only if all before it were accepted"
             )
         before = rate
-
-
-class RandomDrafter(Drafter):
-    """Always proposes all drafts, and draws how many are accepted.
-
-    What is drawn depends on the request and on how many of its tokens are known, so no schedule changes it.
-    """
-
-    def __init__(self, rates: tuple[float, ...], seed: int = 0) -> None:
-        check_rates(rates)
-        self._rates = rates
-        self._seed = seed
-
-    def proposed(self, sequence: Sequence) -> int:
-        """See `Drafter`."""
-        return len(self._rates)
-
-    def accepted(self, sequence: Sequence, num_drafts: int) -> int:
-        """See `Drafter`."""
-        name = sequence.id if isinstance(sequence.id, int) else crc32(sequence.id.encode())
-        drawn, count = uniform(self._seed, name, sequence.num_known), 0
-        while count < num_drafts and drawn < self._rates[count]:
-            count += 1
-        return count
-
-
-def uniform(seed: int, name: int, place: int) -> float:
-    """Draw from 0 to 1, always the same for the same arguments: the finaliser of SplitMix64 (Steele et al. 2014), twice."""
-    return _mixed((_mixed((seed << 40) ^ name) + place) & WORD) / (1 << 64)
-
-
-def _mixed(word: int) -> int:
-    word = (word + 0x9E3779B97F4A7C15) & WORD
-    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & WORD
-    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & WORD
-    return word ^ (word >> 31)

@@ -7,21 +7,24 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.contract import EngineSettings
+from mocker.models.catalog import find_model
 from mocker.models.kv_cache import KvCache, MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
 from mocker.sglang.config import SglangConfig
+from mocker.speculation.rates import rates_of
 from mocker.tiers.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
+from mocker.timing.drafting import Drafting, FixedDrafting, ModelDrafting, Speculating
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.memory import GIB, peak_of_a_step, room_for_kv, size_of_weights
 from mocker.timing.model import Faster, TimingModel
-from mocker.timing.parts import coefficients
+from mocker.timing.parts import coefficients, drafter_coefficients
 from mocker.timing.polynomial import Polynomial
-from mocker.timing.roofline import Roofline
+from mocker.timing.roofline import Coefficients, Roofline
 from mocker.timing.sglang_defaults import static_share, usual_chunk
 from mocker.timing.table import Table
 from mocker.trtllm.config import TrtllmConfig
@@ -59,6 +62,8 @@ class SimulatedEngine:
     """Its settings by the names of its own family."""
     num_ranks: int = 1
     """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+    acceptance: tuple[float, ...] = ()
+    """How often each draft of a step is accepted, by position; none: it does not speculate."""
     timing_alone: TimingModel | None = None
     """With such ranks, the step times of one while the others have nothing to do; None: as `timing`."""
 
@@ -127,15 +132,18 @@ def resolve(
     )
     more = _more_blocks(engine, timing)
     num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
+    acceptance = rates_of(engine)
+    step_times = _timing_model(engine, timing, num_blocks)
     return SimulatedEngine(
         engine,
-        _timing_model(engine, timing, num_blocks),
+        Speculating(step_times, _drafting(engine, timing)) if acceptance else step_times,
         num_blocks,
         host=_host_memory(engine, timing),
         more=more,
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
+        acceptance=acceptance,
     )
 
 
@@ -525,6 +533,48 @@ def _roofline(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int) -
         async_scheduling=engine.is_async,
     )
     return Roofline(found)
+
+
+def _drafting(engine: EngineConfig, timing: TimingConfig) -> Drafting:
+    """Return how long drafting takes.
+
+    Raises:
+        ValueError: the model or the GPU on which that depends is unknown, or the method needs another model.
+    """
+    method = engine.speculative_method
+    if (method == "draft_model") != (engine.draft_model is not None):
+        raise ValueError(
+            f"speculative_method is {method}, and draft_model is {engine.draft_model}; expected both to be of a draft model"
+        )
+    speedup = timing.decode_speedup
+    if engine.drafting_ms is not None:
+        return FixedDrafting(engine.drafting_ms / 1000 / speedup)
+    if method == "ngram":
+        return FixedDrafting(0.0)
+    if timing.timing_name != "roofline":
+        raise ValueError(
+            f"num_speculative_tokens is {engine.num_speculative_tokens}, and timing {timing.timing_name} does not say how long "
+            f"{method} drafts; expected drafting_ms with it, or a gpu and a model"
+        )
+    model: TimingModel = Roofline(_drafter(engine, timing))
+    if speedup != 1:
+        model = Faster(model, timing.speedup, speedup)
+    return ModelDrafting(model, engine.num_speculative_tokens)
+
+
+def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
+    assert timing.gpu is not None
+    gpu = find_gpu(timing.gpu)
+    return drafter_coefficients(
+        timing.shape if engine.draft_model is None else find_model(engine.draft_model),
+        gpu,
+        find_engine(timing.timed_as, gpu.architecture),
+        is_layer=engine.draft_model is None,
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=_expert_parallel_size(engine, timing),
+        kv_dtype=timing.kv_dtype,
+        link_gbps=timing.link_gbps,
+    )
 
 
 def _measured(timing: TimingConfig) -> TimingModel:

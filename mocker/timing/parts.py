@@ -1,7 +1,7 @@
 """The coefficients of a roofline: from a model's layers, a GPU's measured efficiencies and an engine's host times."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mocker.models.kv_cache import INDEX_BYTES, KV_BYTES
 from mocker.models.layers import FeedForward, Matrix, Mixer, WeightType
@@ -57,6 +57,40 @@ def coefficients(
         head=_head(device, shape),
         host=_host(device, parts, async_scheduling),
     )
+
+
+def drafter_coefficients(
+    shape: ModelShape,
+    gpu: Gpu,
+    engine: EngineTimes,
+    *,
+    is_layer: bool,
+    tensor_parallel_size: int,
+    expert_parallel_size: int,
+    kv_dtype: str,
+    link_gbps: float | None,
+) -> Coefficients:
+    """Compute the parts of the times of a drafter: a model of its own, or one layer beside the model.
+
+    Raises:
+        ValueError: as for `coefficients`.
+    """
+    found = coefficients(
+        one_layer(shape) if is_layer else shape,
+        gpu,
+        engine,
+        tensor_parallel_size=tensor_parallel_size,
+        expert_parallel_size=expert_parallel_size,
+        kv_dtype=kv_dtype,
+        link_gbps=link_gbps,
+    )
+    return found._replace(host=Host(0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+def one_layer(shape: ModelShape) -> ModelShape:
+    """Return the last layer of a model that has attention, with its head: about what EAGLE and MTP add."""
+    layer = next(layer for layer, _ in reversed(shape.layers) if any(mixer.num_heads for mixer in layer.mixers))
+    return replace(shape, layers=((layer, 1),), kinds=(("drafter", 1),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,33 @@
+"""An engine whose steps may bring a sequence several tokens, or none: it speculates, or several batches are in flight.
+
+No step spans more than one iteration, and the tokens of each are counted when it ends.
+"""
+
+from mocker.batch import CountedBatch
+from mocker.core import Core
+from mocker.engine import Engine
+from mocker.gap_log import CountedGapLog, GapLog
+from mocker.sequence import Sequence
+from mocker.step import StepOutput
+
+
+class CountedEngine(Engine):
+    """See the module."""
+
+    def _new_log(self, core: Core) -> GapLog:
+        return CountedGapLog(core)
+
+    def num_known_tokens(self, sequence: Sequence) -> int:
+        """Count the tokens of a sequence, prompt and output, up to the last step that ended."""
+        return self._core.num_tokens(sequence)
+
+    def complete(self) -> StepOutput:
+        """End the step in flight; its output says how many tokens each decode has."""
+        step, log = self.step, self.log
+        assert step is not None, "no step in flight"
+        output, batch = super().complete(), step.batch
+        assert isinstance(batch, CountedBatch)
+        assert isinstance(log, CountedGapLog)
+        log.add_emitted(step.end, batch.emitted)
+        output.emitted = batch.emitted
+        return output
