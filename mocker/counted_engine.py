@@ -4,15 +4,40 @@ No step spans more than one iteration, and the tokens of each are counted when i
 """
 
 from mocker.batch import CountedBatch
+from mocker.contract import EngineSettings
 from mocker.core import Core
 from mocker.engine import Engine
 from mocker.gap_log import CountedGapLog, GapLog
 from mocker.sequence import Sequence
+from mocker.speculation.counts import DraftCounts
+from mocker.speculation.random_drafter import RandomDrafter
 from mocker.step import StepOutput
+from mocker.tiers.config import HostMemory
+from mocker.timing.model import TimingModel
 
 
 class CountedEngine(Engine):
     """See the module."""
+
+    def __init__(
+        self,
+        config: EngineSettings,
+        core: Core,
+        timing: TimingModel,
+        *,
+        host: HostMemory | None = None,
+        kv_events: bool = True,
+        ordered_events: bool = True,
+        drafter: RandomDrafter | None = None,
+    ) -> None:
+        """Lay out the iterations of an idle core, which asks this drafter if it speculates; see `new_engine`."""
+        super().__init__(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)
+        self._drafter = drafter
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """What came of its drafts; None if it does not speculate."""
+        return None if self._drafter is None else self._drafter.counts
 
     def _new_log(self, core: Core) -> GapLog:
         return CountedGapLog(core)

@@ -29,6 +29,7 @@ from mocker.core import Core
 from mocker.gap_log import GapLog
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
+from mocker.speculation.counts import DraftCounts
 from mocker.step import Step, StepOutput
 from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
@@ -147,6 +148,11 @@ class Engine:
             return None
         link = self._link
         return HostUse(self._core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """What came of its drafts; None if it does not speculate."""
+        return None
 
     def sequences(self) -> list[Sequence]:
         """Return its sequences, in arbitrary order, without those that were aborted during the step in flight."""

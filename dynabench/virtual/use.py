@@ -19,7 +19,7 @@ from mocker.network import links
 from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
 from reports.record.fleet import FleetUse, PoolFleet
-from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
+from reports.record.pools import DraftUse, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Requests
 
 
@@ -72,6 +72,18 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
         notes=planner.notes,
         lost=cluster.flights.num_lost,
     )
+
+
+def draft_use(cluster: Cluster) -> tuple[DraftUse, ...]:
+    """Return what each pool that speculates has drafted."""
+    found = []
+    for pool, ranks, _, _ in _crews(cluster):
+        counts = [rank.engine.draft_counts for rank in ranks if rank.engine.draft_counts is not None]
+        if counts:
+            accepted = tuple(map(sum, zip(*[each.accepted for each in counts], strict=True)))
+            steps, drafts = sum([each.steps for each in counts]), sum([each.drafts for each in counts])
+            found.append(DraftUse(pool.name, steps, drafts, accepted))
+    return tuple(found)
 
 
 def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:

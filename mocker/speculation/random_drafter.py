@@ -3,6 +3,7 @@
 from zlib import crc32
 
 from mocker.sequence import Sequence
+from mocker.speculation.counts import DraftCounts
 from mocker.speculation.drafter import Drafter
 
 WORD = (1 << 64) - 1
@@ -15,6 +16,7 @@ class RandomDrafter(Drafter):
     """
 
     def __init__(self, rates: tuple[float, ...], seed: int = 0) -> None:
+        self.counts = DraftCounts([0] * len(rates))
         self._rates = rates
         self._seed = seed
 
@@ -27,7 +29,10 @@ class RandomDrafter(Drafter):
         name = sequence.id if isinstance(sequence.id, int) else crc32(sequence.id.encode())
         drawn, count = uniform(self._seed, name, sequence.num_known), 0
         while count < num_drafts and drawn < self._rates[count]:
+            self.counts.accepted[count] += 1
             count += 1
+        self.counts.steps += 1
+        self.counts.drafts += num_drafts
         return count
 
 

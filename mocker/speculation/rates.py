@@ -14,7 +14,11 @@ def rates_of(engine: EngineConfig) -> tuple[float, ...]:
     num_drafts = engine.num_speculative_tokens
     if not num_drafts:
         return ()
-    given = [name for name in ("acceptance_length", "acceptance_rates", "acceptance_file") if getattr(engine, name) is not None]
+    given = [
+        name
+        for name in ("acceptance_length", "acceptance_rates", "acceptance_file")
+        if getattr(engine, name) is not None
+    ]
     if len(given) != 1:
         raise ValueError(
             f"num_speculative_tokens is {num_drafts}, with {' and '.join(given) or 'nothing about acceptance'}; expected one of "

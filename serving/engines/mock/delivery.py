@@ -18,6 +18,8 @@ class Delivery:
         """Complete the step in flight, and send what it made."""
         decoded = engine.decoded()
         output = engine.complete()
+        if output.emitted is not None:
+            decoded = [sequence for sequence, _ in output.emitted]
         if self._watch is not None:
             self._watch.report(decoded, output)
         for sequence in output.finished:
@@ -31,6 +33,13 @@ class Delivery:
                 live.is_plain = (
                     False  # the last token comes with where the KV is, as a client may leave after that token
                 )
+        if output.emitted is not None:
+            for sequence, num_tokens in output.emitted:
+                live = live_of(sequence)
+                live.made += num_tokens
+                if not (sequence.is_remote_decode and sequence.is_over):
+                    live.flush()
+            decoded = []
         prefilled = [sequence for sequence in output.sampled if not (sequence.is_token_shipped and sequence in decoded)]
         for sequence in (*decoded, *prefilled):
             live = sequence.payload

@@ -36,7 +36,7 @@ class Observer(Protocol):
 
         Args:
             end_s: when it ended, on the engine's clock.
-            num_decoded: requests that got another token.
+            num_decoded: tokens that requests got after their first.
             prefilled: requests whose prompt is computed now, those that were preempted before included: they got a token.
             finished: requests that ended with this step.
             preempted: requests that got a token, and will have to wait for the next.
@@ -96,7 +96,7 @@ class RankWatch:
         preempted = ahead.preempted if ahead is not None else NOBODY
         self._observer.on_step(
             output.end,
-            len(decoded),
+            len(decoded) if output.emitted is None else sum([num_tokens for _, num_tokens in output.emitted]),
             [live_of(sequence) for sequence in output.sampled],
             [live_of(sequence) for sequence in output.finished],
             [live_of(sequence) for sequence in preempted if sequence in decoded or sequence in output.sampled],
