@@ -10,6 +10,7 @@ from mocker.contract import EngineSettings
 from mocker.models.catalog import find_model
 from mocker.models.kv_cache import KvCache, MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
+from mocker.models.shape import ModelShape
 from mocker.sglang.config import SglangConfig
 from mocker.speculation.rates import rates_of
 from mocker.tiers.config import HostMemory, Tier, whole_chunks
@@ -22,7 +23,7 @@ from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.memory import GIB, peak_of_a_step, room_for_kv, size_of_weights
 from mocker.timing.model import Faster, TimingModel
-from mocker.timing.parts import coefficients, drafter_coefficients
+from mocker.timing.parts import coefficients, drafter_coefficients, layer_with_head
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Coefficients, Roofline
 from mocker.timing.sglang_defaults import static_share, usual_chunk
@@ -409,9 +410,14 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         tensor_parallel_size=num_gpus,
         expert_parallel_size=num_expert_gpus,
     )
-    blocks = int(room // _kv_cache(engine, timing).block)
+    block = _kv_cache(engine, timing).block
+    needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    if (drafter := _drafter_shape(engine, timing)) is not None:
+        extra = size_of_weights(drafter, num_gpus, num_expert_gpus)
+        room, needed = room - extra, needed + extra
+        block += kv_cache(drafter, block_size=engine.block_size, num_gpus=num_gpus, kv_dtype=timing.kv_dtype).block
+    blocks = int(room // block)
     if blocks < 2:
-        needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
         raise ValueError(
             f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
             f"{timing.gpu_memory_utilization:.0%} of {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
@@ -562,14 +568,20 @@ def _drafting(engine: EngineConfig, timing: TimingConfig) -> Drafting:
     return ModelDrafting(model, engine.num_speculative_tokens)
 
 
+def _drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | None:
+    """Return what drafts: a model of its own, or a layer that shares the model's embeddings and head; None: neither."""
+    if not engine.num_speculative_tokens or engine.speculative_method == "ngram":
+        return None
+    return find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)
+
+
 def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
     assert timing.gpu is not None
     gpu = find_gpu(timing.gpu)
     return drafter_coefficients(
-        timing.shape if engine.draft_model is None else find_model(engine.draft_model),
+        find_model(engine.draft_model) if engine.draft_model else layer_with_head(timing.shape),
         gpu,
         find_engine(timing.timed_as, gpu.architecture),
-        is_layer=engine.draft_model is None,
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=_expert_parallel_size(engine, timing),
         kv_dtype=timing.kv_dtype,

@@ -64,19 +64,18 @@ def drafter_coefficients(
     gpu: Gpu,
     engine: EngineTimes,
     *,
-    is_layer: bool,
     tensor_parallel_size: int,
     expert_parallel_size: int,
     kv_dtype: str,
     link_gbps: float | None,
 ) -> Coefficients:
-    """Compute the parts of the times of a drafter: a model of its own, or one layer beside the model.
+    """Compute the parts of the times of a drafter, whose host work is hidden: a model, or one layer with a head.
 
     Raises:
         ValueError: as for `coefficients`.
     """
     found = coefficients(
-        one_layer(shape) if is_layer else shape,
+        shape,
         gpu,
         engine,
         tensor_parallel_size=tensor_parallel_size,
@@ -87,10 +86,10 @@ def drafter_coefficients(
     return found._replace(host=Host(0.0, 0.0, 0.0, 0.0, 0.0))
 
 
-def one_layer(shape: ModelShape) -> ModelShape:
-    """Return the last layer of a model that has attention, with its head: about what EAGLE and MTP add."""
+def layer_with_head(shape: ModelShape) -> ModelShape:
+    """Return the last layer of a model that has attention, with the model's head: about what EAGLE and MTP compute."""
     layer = next(layer for layer, _ in reversed(shape.layers) if any(mixer.num_heads for mixer in layer.mixers))
-    return replace(shape, layers=((layer, 1),), kinds=(("drafter", 1),))
+    return replace(shape, layers=((layer, 1),), kinds=(("drafter", 1),), num_other_parameters=0)
 
 
 @dataclass(frozen=True, slots=True)
