@@ -70,7 +70,9 @@ class SimulatedEngine:
 
     @property
     def at_best(self) -> "SimulatedEngine":
-        """The engine in steps that no other rank makes longer, for lower bounds."""
+        """The engine in steps that no other rank makes longer, and that lose no draft, for lower bounds."""
+        if isinstance(self.timing, Speculating):
+            return replace(self, timing=self.timing.at_best(len(self.acceptance)))
         return self if self.timing_alone is None else replace(self, timing=self.timing_alone)
 
     @property

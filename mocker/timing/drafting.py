@@ -79,3 +79,42 @@ class Speculating:
     def verify(self, load: Load, num_drafts: int) -> float:
         """Verify, then draft."""
         return self._model.verify(load, num_drafts) + self._drafting.seconds(load, num_drafts)
+
+    def at_best(self, num_drafts: int) -> TimingModel:
+        """Return the least time for each token of an answer, for lower bounds."""
+        return AllAccepted(self._model, num_drafts)
+
+
+class AllAccepted:
+    """Steps that bring each sequence one token, if all drafts were accepted, and drafting and verifying took no time."""
+
+    def __init__(self, model: TimingModel, num_drafts: int) -> None:
+        self._model = model
+        self._num_tokens = num_drafts + 1
+        self.lead_s = model.lead_s
+        self.knots = model.knots
+
+    def mixed(self, prefill: Prefill, num_decodes: int, num_kv_tokens: int) -> float:
+        """The prompts alone, or the share of a step in which one of so many tokens was decoded."""
+        shared_s = self._model.mixed(prefill, num_decodes, num_kv_tokens) / self._num_tokens
+        return max(self._model.mixed(prefill, 0, 0), shared_s)
+
+    def decode(self, num_sequences: int, num_kv_tokens: int) -> Ramp:
+        """A token's share of a step."""
+        first, slope, curve, num_steps = self._model.decode(num_sequences, num_kv_tokens)
+        return Ramp(first / self._num_tokens, slope / self._num_tokens, curve / self._num_tokens, num_steps)
+
+    def among(self, loads: list[Load]) -> float:
+        """Ranks with attention of their own do not speculate here.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError("speculation of ranks with attention of their own")
+
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """As without drafts."""
+        prefill, num_decodes, num_kv_tokens = load
+        if prefill is None:
+            return self.decode(num_decodes, num_kv_tokens).first
+        return self.mixed(prefill, num_decodes, num_kv_tokens)

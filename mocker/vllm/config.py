@@ -92,7 +92,7 @@ class EngineConfig(OffloadConfig):
     num_speculative_tokens: Whole = 0
     """Tokens that are drafted for each sequence in a step and verified in the next (0: no speculative decoding)."""
 
-    speculative_method: SpeculativeMethod = "eagle"
+    speculative_method: SpeculativeMethod = "eagle3"
     """What drafts: ngram finds the tokens in the sequence itself, draft_model is a smaller model, and eagle, eagle3 and mtp
     are a layer that reads the model's hidden states."""
 
