@@ -7,11 +7,10 @@ from dataclasses import replace
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, Scheduled, Updated
 from foundation.text import one_line
-from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
+from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
-from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import SequenceCopy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -20,15 +19,19 @@ from mocker.vllm.core import VllmCore
 from mocker.vllm.offload.offload import Offload
 
 
-def verify(recording: Recording) -> Verdict:
+def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
     """Replay a recording step by step and stop at the first difference.
+
+    Args:
+        recording: what vLLM did.
+        is_counted: count tokens in each iteration, even where they have a closed form (see `VllmCore`).
 
     Raises:
         RecordingError: it cannot be replayed: requests or steps are missing.
     """
     num_steps = num_events = 0
     try:
-        replay = _Replay(recording.config, recording.offloading)
+        replay = _Replay(recording, is_counted=is_counted)
     except ValueError as error:
         raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
@@ -62,11 +65,12 @@ class Lookup:
 class _Replay:
     """The mocker's scheduler, driven like vLLM's."""
 
-    def __init__(self, config: EngineConfig, offloading: HostMemory | None) -> None:
+    def __init__(self, recording: Recording, *, is_counted: bool) -> None:
+        config = recording.config
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = VllmCore(config, config.num_gpu_blocks, offloading)
+        self._scheduler = VllmCore(config, config.num_gpu_blocks, recording.offloading, is_counted=is_counted)
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
