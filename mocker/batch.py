@@ -65,16 +65,3 @@ class BatchOfRanks(Batch):
     def __init__(self, iteration: int) -> None:
         super().__init__(iteration)
         self.parts: list[Batch] = []
-
-
-class CountedBatch(Batch):
-    """A batch whose decodes may bring several tokens each, or none: what it brings is counted when it ends."""
-
-    __slots__ = ("drafts", "emitted")
-
-    def __init__(self, iteration: int) -> None:
-        super().__init__(iteration)
-        self.drafts: dict[Sequence, int] = {}
-        """The drafts that decodes verify, beside the one token of each."""
-        self.emitted: list[tuple[Sequence, int]] = []
-        """Set when it ends: the decodes that it brought tokens which count, and how many."""

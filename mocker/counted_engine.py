@@ -3,7 +3,6 @@
 No step spans more than one iteration, and the tokens of each are counted when it ends.
 """
 
-from mocker.batch import CountedBatch
 from mocker.contract import EngineSettings
 from mocker.core import Core
 from mocker.engine import Engine
@@ -12,6 +11,7 @@ from mocker.sequence import Sequence
 from mocker.speculation.counts import DraftCounts
 from mocker.speculation.random_drafter import RandomDrafter
 from mocker.step import StepOutput
+from mocker.step_times import CountedStepTimes, StepTimes
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
 
@@ -42,6 +42,9 @@ class CountedEngine(Engine):
     def _new_log(self, core: Core) -> GapLog:
         return CountedGapLog(core)
 
+    def _new_times(self, model: TimingModel, core: Core, *, may_load: bool) -> StepTimes:
+        return CountedStepTimes(model, core, may_load=may_load)
+
     def num_known_tokens(self, sequence: Sequence) -> int:
         """Count the tokens of a sequence, prompt and output, up to the last step that ended."""
         return self._core.num_tokens(sequence)
@@ -51,7 +54,6 @@ class CountedEngine(Engine):
         step, log = self.step, self.log
         assert step is not None, "no step in flight"
         output, batch = super().complete(), step.batch
-        assert isinstance(batch, CountedBatch)
         assert isinstance(log, CountedGapLog)
         log.add_emitted(step.end, batch.emitted)
         output.emitted = batch.emitted

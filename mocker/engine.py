@@ -72,7 +72,7 @@ class Engine:
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events
-        self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
+        self._times = self._new_times(timing, core, may_load=config.is_kv_consumer or self._has_host)
         is_ordered = kv_events and ordered_events
         self._accounts = Accounts(core, self._link, self._times, self.log, is_ordered=is_ordered)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
@@ -83,6 +83,9 @@ class Engine:
 
     def _new_log(self, core: Core) -> GapLog:
         return GapLog(core)
+
+    def _new_times(self, model: TimingModel, core: Core, *, may_load: bool) -> StepTimes:
+        return StepTimes(model, core, may_load=may_load)
 
     @property
     def is_idle(self) -> bool:

@@ -67,7 +67,7 @@ def new_engine(
         acceptance: how often each draft of a step is accepted, by position, if it speculates.
         seed: of what is drawn: how many drafts are accepted, request by request.
     """
-    if isinstance(config, EngineConfig) and not config.has_closed_form:
+    if isinstance(config, EngineConfig) and config.num_speculative_tokens:
         drafter = RandomDrafter(acceptance, seed) if acceptance else None
         counted = VllmCore(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events, drafter=drafter)
         return CountedEngine(

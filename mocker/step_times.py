@@ -4,7 +4,7 @@ The times of a batch of decodes are a ramp, which the model is asked for once: s
 batch go on along it. Any other batch is asked for by itself.
 """
 
-from mocker.batch import Batch, BatchOfRanks, CountedBatch
+from mocker.batch import Batch, BatchOfRanks
 from mocker.core import Core
 from mocker.sequence import Sequence
 from mocker.step import Step
@@ -57,8 +57,8 @@ class StepTimes:
 
     def mixed_s(self, batch: Batch) -> float:
         """Return how long any batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
-        if type(batch) is not Batch:
-            return self._special_s(batch)
+        if isinstance(batch, BatchOfRanks):
+            return self.model.among([_load_of(part) for part in batch.parts if not part.is_empty])
         num_decodes, num_kv_tokens, chunks = len(batch.decodes), batch.num_kv_tokens, batch.chunks
         if self._may_load:
             chunks = [(sequence, count) for sequence, count in chunks if count > 1 or sequence.num_computed == 1]
@@ -71,23 +71,6 @@ class StepTimes:
             prefill = chunk(count, sequence.num_computed - count)
             return self.model.mixed(prefill, num_decodes, num_kv_tokens)
         return self.model.mixed(_sum_of(chunks), num_decodes, num_kv_tokens)
-
-    def _special_s(self, batch: Batch) -> float:
-        if isinstance(batch, BatchOfRanks):
-            return self.model.among([_load_of(part) for part in batch.parts if not part.is_empty])
-        assert isinstance(batch, CountedBatch)
-        return self._verify_s(batch)
-
-    def _verify_s(self, batch: CountedBatch) -> float:
-        """Return how long a step takes whose decodes may verify drafts (s)."""
-        load = _load_of(batch)
-        if self._may_load:
-            loaded = [sequence for sequence, count in batch.chunks if count == 1 and sequence.num_computed > 1]
-            chunks = [(sequence, count) for sequence, count in batch.chunks if sequence not in loaded]
-            prefill = _sum_of(chunks) if chunks else None
-            num_kv_tokens = load.num_kv_tokens + sum([sequence.num_computed - 1 for sequence in loaded])
-            load = Load(prefill, load.num_decodes + len(loaded), num_kv_tokens)
-        return self.model.verify(load, sum(batch.drafts.values()))
 
 
 def _load_of(part: Batch) -> Load:
@@ -105,3 +88,18 @@ def _sum_of(chunks: list[tuple[Sequence, int]]) -> Prefill:
         num_context_tokens += context
         num_pairs += count * (context + count / 2)
     return Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
+
+
+class CountedStepTimes(StepTimes):
+    """The same for an engine whose decodes may verify drafts."""
+
+    def mixed_s(self, batch: Batch) -> float:
+        """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
+        load = _load_of(batch)
+        if self._may_load:
+            loaded = [sequence for sequence, count in batch.chunks if count == 1 and sequence.num_computed > 1]
+            chunks = [(sequence, count) for sequence, count in batch.chunks if sequence not in loaded]
+            prefill = _sum_of(chunks) if chunks else None
+            num_kv_tokens = load.num_kv_tokens + sum([sequence.num_computed - 1 for sequence in loaded])
+            load = Load(prefill, load.num_decodes + len(loaded), num_kv_tokens)
+        return self.model.verify(load, sum(batch.drafts.values()))

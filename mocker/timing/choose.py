@@ -574,7 +574,9 @@ def _drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | N
     """Return what drafts: a model of its own, or a layer that shares the model's embeddings and head; None: neither."""
     if not engine.num_speculative_tokens or engine.speculative_method == "ngram":
         return None
-    return find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)
+    return (
+        find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)
+    )
 
 
 def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:

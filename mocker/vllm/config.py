@@ -77,31 +77,9 @@ class EngineConfig(OffloadConfig):
     num_speculative_tokens: Whole = 0
     """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
 
-    speculative_method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] = "eagle3"
+    speculative_method: SpeculativeMethod = "eagle3"
     """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling), a smaller
     model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
-
-    kv_role: KvRole | None = None
-    """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
-    does either, request by request (none: neither)."""
-
-    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
-    """What happens to a request whose KV could not be read: it fails, or this engine computes the rest of its
-    prompt."""
-
-    kv_transfer_config: str | dict[str, Any] | None = None
-    """Host memory as in vLLM's --kv-transfer-config (JSON). It fills in the settings of host memory that are left at their
-    defaults."""
-
-    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
-
-    num_speculative_tokens: Whole = 0
-    """Tokens that are drafted for each sequence in a step and verified in the next (0: no speculative decoding)."""
-
-    speculative_method: SpeculativeMethod = "eagle3"
-    """What drafts: ngram finds the tokens in the sequence itself, draft_model is a smaller model, and eagle, eagle3 and mtp
-    are a layer that reads the model's hidden states."""
 
     draft_model: str | None = None
     """The smaller model of speculative_method draft_model: its Hugging Face id, or a folder or file with a config.json."""
@@ -125,6 +103,21 @@ class EngineConfig(OffloadConfig):
 
     drafting_ms: NotNegative | None = None
     """Time that drafting adds to each step (ms; default: computed for the model on its GPU, and 0 for ngram)."""
+
+    kv_role: KvRole | None = None
+    """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
+    does either, request by request (none: neither)."""
+
+    kv_load_failure_policy: Literal["fail", "recompute"] = "fail"
+    """What happens to a request whose KV could not be read: it fails, or this engine computes the rest of its
+    prompt."""
+
+    kv_transfer_config: str | dict[str, Any] | None = None
+    """Host memory as in vLLM's --kv-transfer-config (JSON). It fills in the settings of host memory that are left at their
+    defaults."""
+
+    dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
 
     @property
     def chunk_size(self) -> int | None:

@@ -54,14 +54,16 @@ def test_drafting_takes_the_time_that_is_given():
     load = Load(chunk(100), 4, 400)
     given = engine(2, TimingConfig(timing="constant"), drafting_ms=5).timing
     assert given.verify(load, 8) == pytest.approx(0.02 + 0.01 + 0.005)
-    assert engine(2, speculative_method="ngram").timing.verify(load, 8) < engine(2).timing.verify(load, 8)
+    assert engine(2, speculative_method="ngram", async_scheduling=False).timing.verify(load, 8) < engine(
+        2
+    ).timing.verify(load, 8)
 
 
 def test_a_draft_model_has_its_own_times_and_its_room_in_memory():
     own = engine(3, speculative_method="draft_model", draft_model="meta-llama/Llama-3.2-1B")
     layer = engine(3)
     assert own.timing.verify(Load(None, 8, 8000), 24) > layer.timing.verify(Load(None, 8, 8000), 24)
-    assert own.num_blocks < layer.num_blocks < engine(3, speculative_method="ngram").num_blocks
+    assert own.num_blocks < layer.num_blocks < engine(3, speculative_method="ngram", async_scheduling=False).num_blocks
 
 
 def test_the_least_time_of_a_token_is_never_more_than_a_step_brings():
@@ -80,9 +82,17 @@ def test_the_least_time_of_a_token_is_never_more_than_a_step_brings():
         ({"acceptance_rates": "0.5,0.4"}, H100, "with acceptance_length and acceptance_rates; expected one of"),
         ({"acceptance_length": None, "acceptance_rates": "high"}, H100, "expected numbers with commas"),
         ({"acceptance_length": None, "acceptance_rates": "0.5"}, H100, "expected one for each of 2 drafts"),
-        ({"acceptance_length": None, "acceptance_rates": "0.5,0.6"}, H100, "the one before it at 0.5; expected no more"),
+        (
+            {"acceptance_length": None, "acceptance_rates": "0.5,0.6"},
+            H100,
+            "the one before it at 0.5; expected no more",
+        ),
         ({"acceptance_length": 5}, H100, "acceptance_length is 5; expected 1 to 3, as 2 drafts were verified"),
-        ({"draft_model": "meta-llama/Llama-3.2-1B"}, H100, "speculative_method is eagle3, and draft_model is meta-llama"),
+        (
+            {"draft_model": "meta-llama/Llama-3.2-1B"},
+            H100,
+            "speculative_method is eagle3, and draft_model is meta-llama",
+        ),
         ({"speculative_method": "draft_model"}, H100, "draft_model is None; expected both to be of a draft model"),
         ({}, TimingConfig(), "timing polynomial does not say how long eagle3 drafts; expected drafting_ms with it"),
     ],
