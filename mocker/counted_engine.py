@@ -56,5 +56,7 @@ class CountedEngine(Engine):
         output, batch = super().complete(), step.batch
         assert isinstance(log, CountedGapLog)
         log.add_emitted(step.end, batch.emitted)
+        if batch.drafts and self._drafter is not None:
+            self._drafter.counts.batches += 1
         output.emitted = batch.emitted
         return output

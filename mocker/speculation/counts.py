@@ -9,5 +9,7 @@ class DraftCounts:
         """How often drafts of a sequence were verified."""
         self.drafts = 0
         """How many tokens that were."""
+        self.batches = 0
+        """In how many steps of the engine."""
         self.accepted = accepted
         """How often each of them was accepted, by position."""

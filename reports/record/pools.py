@@ -100,6 +100,15 @@ class TierUse(msgspec.Struct, frozen=True):
         return f"{self.pool} {self.tier}"
 
 
+class Gain(msgspec.Struct, frozen=True):
+    """What speculation gives at one size of a step."""
+
+    sequences: Number
+    """That decode in the step."""
+    ratio: Amount
+    """Their tokens for each second, over those without speculation."""
+
+
 class DraftUse(msgspec.Struct, frozen=True):
     """What a pool drafted, and how much of it was accepted."""
 
@@ -111,6 +120,10 @@ class DraftUse(msgspec.Struct, frozen=True):
     """How many tokens that were."""
     accepted: tuple[Amount, ...]
     """How often each draft was accepted, by position."""
+    sequences: Amount = 0.0
+    """The mean of a step, of those whose drafts it verified."""
+    gains: tuple[Gain, ...] = ()
+    """What it gives by the number of sequences in a step, at the mean context of the requests."""
 
     @property
     def length(self) -> float:

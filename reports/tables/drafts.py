@@ -6,6 +6,27 @@ from reports.summary import ArmSummary, Summary
 from reports.tables.grid import Grid
 
 
+def gain_grid(summary: Summary) -> Grid | None:
+    """Lay out at which sizes of a step speculation pays; None if no arm speculates."""
+    arms = {arm: figures.drafts for arm, figures in summary.arms.items() if figures.drafts}
+    sizes = sorted({gain.sequences for uses in arms.values() for use in uses for gain in use.gains})
+    if not sizes:
+        return None
+    lines = []
+    for arm, uses in arms.items():
+        for use in uses:
+            ratios = {gain.sequences: gain.ratio for gain in use.gains}
+            cells = [f"{ratios[size]:.2f}x" if size in ratios else "-" for size in sizes]
+            lines.append((_label(arm, use, summary.arms[arm]), [number(use.sequences, 1), *cells]))
+    return Grid(
+        "Where does speculation pay? (tokens in the same time, over those without it)",
+        ["sequences a step, here", *map(str, sizes)],
+        lines,
+        "By the number of sequences in a step, at the mean context of the requests and the acceptance of the run; below 1x, "
+        "speculation costs more than it gives. Sizes that the KV cache has no room for are left out.",
+    )
+
+
 def draft_grid(summary: Summary) -> Grid | None:
     """Lay out what came of drafts; None if no arm speculates."""
     arms = {arm: figures.drafts for arm, figures in summary.arms.items() if figures.drafts}

@@ -54,9 +54,8 @@ def test_drafting_takes_the_time_that_is_given():
     load = Load(chunk(100), 4, 400)
     given = engine(2, TimingConfig(timing="constant"), drafting_ms=5).timing
     assert given.verify(load, 8) == pytest.approx(0.02 + 0.01 + 0.005)
-    assert engine(2, speculative_method="ngram", async_scheduling=False).timing.verify(load, 8) < engine(
-        2
-    ).timing.verify(load, 8)
+    ngram = engine(2, speculative_method="ngram", async_scheduling=False)
+    assert ngram.timing.verify(load, 8) < engine(2, async_scheduling=False).timing.verify(load, 8)
 
 
 def test_a_draft_model_has_its_own_times_and_its_room_in_memory():
@@ -73,6 +72,14 @@ def test_the_least_time_of_a_token_is_never_more_than_a_step_brings():
         load = Load(None, count, count * 1000)
         assert best.decode(count, count * 1000).first * 4 <= speculating.timing.verify(load, 3 * count)
     assert best.mixed(chunk(500), 8, 8000) <= speculating.timing.verify(Load(chunk(500), 8, 8000), 24)
+
+
+def test_speculation_gives_less_the_more_sequences_share_a_step():
+    timing = engine(5, acceptance_length=2.4, acceptance_drafts=3).timing
+    gains = [timing.gain(count, count * 1500, 2.72, 5) for count in (1, 16, 64, 256)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] > 2
+    assert gains[-1] < 1
 
 
 @pytest.mark.parametrize(
