@@ -10,7 +10,7 @@ from mocker.gap_log import CountedGapLog, GapLog
 from mocker.sequence import Sequence
 from mocker.speculation.counts import DraftCounts
 from mocker.speculation.random_drafter import RandomDrafter
-from mocker.step import StepOutput
+from mocker.step import CountedOutput
 from mocker.step_times import CountedStepTimes, StepTimes
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
@@ -49,7 +49,7 @@ class CountedEngine(Engine):
         """Count the tokens of a sequence, prompt and output, up to the last step that ended."""
         return self._core.num_tokens(sequence)
 
-    def complete(self) -> StepOutput:
+    def complete(self) -> CountedOutput:
         """End the step in flight; its output says how many tokens each decode has."""
         step, log = self.step, self.log
         assert step is not None, "no step in flight"
@@ -58,5 +58,4 @@ class CountedEngine(Engine):
         log.add_emitted(step.end, batch.emitted)
         if batch.drafts and self._drafter is not None:
             self._drafter.counts.batches += 1
-        output.emitted = batch.emitted
-        return output
+        return CountedOutput(output, batch.emitted)

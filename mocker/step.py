@@ -75,19 +75,23 @@ class Step:
 class StepOutput:
     """The results of a step: chunks of prompts, sequences that ended their prefill, and those that finished."""
 
-    __slots__ = ("chunks", "emitted", "end", "finished", "sampled")
+    __slots__ = ("chunks", "end", "finished", "sampled")
 
     def __init__(
-        self,
-        end: float,
-        sampled: list[Sequence],
-        finished: list[Sequence],
-        chunks: list[tuple[Sequence, int]],
-        emitted: list[tuple[Sequence, int]] | None = None,
+        self, end: float, sampled: list[Sequence], finished: list[Sequence], chunks: list[tuple[Sequence, int]]
     ) -> None:
         self.end = end
         self.chunks = chunks
         self.sampled = sampled
         self.finished = finished
+
+
+class CountedOutput(StepOutput):
+    """The results of a step whose decodes may have several tokens each, or none."""
+
+    __slots__ = ("emitted",)
+
+    def __init__(self, output: StepOutput, emitted: list[tuple[Sequence, int]]) -> None:
+        super().__init__(output.end, output.sampled, output.finished, output.chunks)
         self.emitted = emitted
-        """The decodes and their tokens, if these may be several; None: those of `Engine.decoded`, one token each."""
+        """The decodes that have tokens, and how many."""

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mocker import Engine, Sequence
 from mocker.batch import NOBODY
-from mocker.step import StepOutput
+from mocker.step import CountedOutput, StepOutput
 from serving.engines.mock.live import Live, live_of
 from serving.worker.protocol import PreprocessedRequest
 
@@ -96,7 +96,7 @@ class RankWatch:
         preempted = ahead.preempted if ahead is not None else NOBODY
         self._observer.on_step(
             output.end,
-            len(decoded) if output.emitted is None else sum([num_tokens for _, num_tokens in output.emitted]),
+            sum([count for _, count in output.emitted]) if isinstance(output, CountedOutput) else len(decoded),
             [live_of(sequence) for sequence in output.sampled],
             [live_of(sequence) for sequence in output.finished],
             [live_of(sequence) for sequence in preempted if sequence in decoded or sequence in output.sampled],
