@@ -130,6 +130,7 @@ class Admission:
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
+        if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
             self._stats.count(sequence, computed)
         computed += count
         num_places = self._speculation.num_places(computed)
