@@ -53,9 +53,11 @@ class CountedEngine(Engine):
         """End the step in flight; its output says how many tokens each decode has."""
         step, log = self.step, self.log
         assert step is not None, "no step in flight"
+        counts = self.draft_counts
+        num_before = 0 if counts is None else counts.steps
         output, batch = super().complete(), step.batch
         assert isinstance(log, CountedGapLog)
         log.add_emitted(step.end, batch.emitted)
-        if batch.drafts and self._drafter is not None:
-            self._drafter.counts.batches += 1
+        if counts is not None and counts.steps > num_before:
+            counts.batches += 1
         return CountedOutput(output, batch.emitted)
