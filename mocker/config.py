@@ -12,7 +12,8 @@ from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
-from mocker.vllm.config import OF_SPECULATION, EngineConfig
+from mocker.vllm.config import OF_SPECULATION as OF_SPECULATION
+from mocker.vllm.config import EngineConfig
 
 EngineType = Literal["vllm", "sglang", "trtllm"]
 """Engines whose schedulers can be simulated."""

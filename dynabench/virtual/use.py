@@ -84,7 +84,7 @@ def draft_use(cluster: Cluster) -> tuple[DraftUse, ...]:
     found = []
     for pool, ranks, _, _ in _crews(cluster):
         counts = [rank.engine.draft_counts for rank in ranks if rank.engine.draft_counts is not None]
-        if counts:
+        if counts and pool.role != "prefill":
             accepted = tuple(map(sum, zip(*[each.accepted for each in counts], strict=True)))
             steps, batches = sum([each.steps for each in counts]), sum([each.batches for each in counts])
             use = DraftUse(pool.name, steps, sum([each.drafts for each in counts]), accepted, steps / max(batches, 1))
