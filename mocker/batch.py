@@ -5,8 +5,6 @@ from typing import Final
 from mocker.sequence import Sequence
 
 NOBODY: Final[list[Sequence]] = []  # shared, never changed
-NO_DRAFTS: Final[dict[Sequence, int]] = {}  # likewise
-NO_TOKENS: Final[list[tuple[Sequence, int]]] = []  # likewise
 
 
 class Batch:
@@ -28,10 +26,14 @@ class Batch:
         "starved",
     )
 
+    # Set only where decodes may get several tokens, or none (`CountedRunning`):
+    drafts: dict[Sequence, int]
+    """Those to verify; of a chunk, those tokens of it that only pad it."""
+    emitted: list[tuple[Sequence, int]]
+    """Once it is known: the decodes with tokens, and how many."""
+
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
-        self.drafts = NO_DRAFTS  # to verify; of a chunk, those tokens of it that only pad it
-        self.emitted = NO_TOKENS  # once it is known, if decodes may get several: those with tokens, and how many
         self.is_undisturbed = False  # True if only a token for each decoding sequence happens
         self.decodes = NOBODY  # one token each, and their drafts; never changed in place
         self.num_kv_tokens = 0  # context that the decodes read in that iteration, drafts included, summed

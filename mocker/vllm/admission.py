@@ -46,6 +46,7 @@ class Admission:
         self._first_blocks = first_blocks
         self._running = running
         self._speculation = Speculation(config)
+        self._has_lookahead = self._speculation.num_lookahead > 0
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
@@ -112,7 +113,9 @@ class Admission:
                 return "stop", 0
             count = budget
         count += num_padding
-        reach = self._speculation.num_places(computed + count)
+        reach = computed + count
+        if self._has_lookahead:
+            reach = self._speculation.num_places(reach)
         if self._config.scheduler_reserve_full_isl:
             reach = max(reach, known)
         is_alone = not self._running.sequences
@@ -133,7 +136,7 @@ class Admission:
         if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
             self._stats.count(sequence, computed)
         computed += count
-        num_places = self._speculation.num_places(computed)
+        num_places = self._speculation.num_places(computed) if self._has_lookahead else computed
         needed = max(num_blocks_of(num_places, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         if sequence.num_preemptions:
