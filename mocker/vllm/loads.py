@@ -69,6 +69,11 @@ class Loads:
             self._stats.count_load(sequence, 0)
         return True
 
+    def num_needed(self, sequence: Sequence) -> int:
+        """Count the blocks that must be free for a load of a sequence's whole prompt to start, if nobody runs."""
+        size = self._size
+        return num_blocks_of(sequence.num_prompt, size) + num_blocks_of(self._num_decode_places, size)
+
     def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:
         free, is_alone, first = self._pool.num_free, not self._running.sequences, self._first_blocks
         if self._reserves_whole:

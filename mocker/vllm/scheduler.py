@@ -151,6 +151,8 @@ class Scheduler(Core):
         speculation = self._speculation
         num_places = speculation.num_places(sequence.num_total - 1 + speculation.num_drafts)
         needed = num_blocks_of(num_places, self.config.block_size) + sequence.num_more_blocks
+        if sequence.is_remote_prefill:
+            needed = max(needed, self._loads.num_needed(sequence))
         if needed > self.pool.num_blocks:
             raise ValueError(
                 f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "

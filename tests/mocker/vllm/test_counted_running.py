@@ -177,6 +177,25 @@ def test_speculation_needs_a_drafter():
         VllmCore(config, 20)
 
 
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_num_batched_tokens": 4, "max_num_seqs": 2}, "max_num_batched_tokens is 4, and num_speculative_tokens 3"),
+        ({"long_prefill_token_threshold": 3}, "long_prefill_token_threshold is 3, and num_speculative_tokens 3"),
+    ],
+)
+def test_there_must_be_room_for_a_sequence_with_all_its_drafts(settings, problem):
+    with pytest.raises(ValueError, match=f"{problem}; expected"):
+        EngineConfig(num_speculative_tokens=3, **settings)
+
+
+def test_a_sequence_that_could_not_place_its_drafts_is_refused():
+    made = core(3, num_gpu_blocks=3)
+    with pytest.raises(ValueError, match="20 prompt and 8 output tokens need 3 KV blocks; the cache has 2"):
+        made.add(sequence("a", 20, 8))
+    made.add(sequence("b", 20, 7))
+
+
 def test_n_grams_need_synchronous_scheduling():
     assert not EngineConfig(num_speculative_tokens=2, speculative_method="ngram").is_async
     with pytest.raises(ValueError, match="async_scheduling is true, and speculative_method is ngram"):
