@@ -42,7 +42,7 @@ def head_of(
         ),
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
-        "Speculation": _each(speculation_of(pool) for pool in decoders if pool.engine == "mocker"),
+        "Speculation": speculation_of(decoders),
         "Workload": _workload(workload, loads),
         "Step times": describe_step_times(deployments),
         "Approximated": _each(

@@ -1,22 +1,34 @@
 """What a report says of speculative decoding: what drafts, how much of it is accepted, and where the times come from."""
 
+from collections.abc import Iterable
+
 from dynabench.deployment.description import Pool
+from foundation.text import listed
 from mocker import EngineConfig
 from mocker.timing.choose import resolve
 
 
-def speculation_of(pool: Pool) -> str | None:
-    """Describe how a pool's simulated engines speculate; None if they do not."""
-    engine = pool.engine_config
-    rates = resolve(engine, pool.timing).acceptance
-    if not rates or not isinstance(engine, EngineConfig):
-        return None
-    drafts = f"{len(rates)} drafts" if len(rates) > 1 else "1 draft"
+def speculation_of(pools: Iterable[Pool]) -> str:
+    """Describe how simulated engines speculate; those that differ only in how many drafts they verify together."""
+    longest: dict[tuple[str, str], tuple[float, ...]] = {}
+    counts: dict[tuple[str, str], dict[int, None]] = {}
+    for pool in pools:
+        if pool.engine != "mocker":
+            continue
+        engine, rates = pool.engine_config, resolve(pool.engine_config, pool.timing).acceptance
+        if not rates or not isinstance(engine, EngineConfig):
+            continue
+        key = f"a step by {engine.speculative_method}", f"from {_source(engine)}; {_drafting(engine)}"
+        longest[key] = max(longest.get(key, ()), rates, key=len)
+        counts.setdefault(key, {})[len(rates)] = None
+    return " or ".join([_described(list(counts[key]), key, rates) for key, rates in longest.items()])
+
+
+def _described(counts: list[int], key: tuple[str, str], rates: tuple[float, ...]) -> str:
+    drafts = f"{listed([str(count) for count in sorted(counts)], 'or')} draft{'s' * (counts != [1])}"
     by_position = ", ".join([f"{rate:.0%}" for rate in rates])
-    return (
-        f"{drafts} a step by {engine.speculative_method}; accepted {by_position} of the time "
-        f"({1 + sum(rates):.2f} tokens a step), from {_source(engine)}; {_drafting(engine)}"
-    )
+    lengths = listed([f"{1 + sum(rates[:count]):.2f}" for count in sorted(counts)], "or")
+    return f"{drafts} {key[0]}; accepted {by_position} of the time ({lengths} tokens a step), {key[1]}"
 
 
 def _source(engine: EngineConfig) -> str:

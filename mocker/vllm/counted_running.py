@@ -136,6 +136,8 @@ class CountedRunning(RunningQueue):
             self.grant(sequence, computed, needed, num_cacheable=min(computed, sequence.num_known))
             granted[sequence] = count
             budget -= count + self._num_slots
+        for victim in batch.preempted:
+            batch.drafts.pop(victim, None)
         self._describe(batch, granted)
         self._has_tokens = bool(self._tokens)
         return budget
