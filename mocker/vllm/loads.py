@@ -89,7 +89,7 @@ class Loads:
         vLLM counts a prompt from its first chunk, or from the start of its load, until it is computed. A load from
         another engine already has all its blocks, so of those only a prompt whose load failed counts.
         """
-        prefills = (*self._running.prefilling(), *self._queues.holding)
+        prefills = (*self._running.prefilling(), *self._queues.holding, *self._queues.given_up)
         more = self._num_decode_places
         return sum([max(num_blocks_of(s.num_known + more, self._size) - s.num_blocks, 0) for s in prefills])
 

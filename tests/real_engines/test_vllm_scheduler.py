@@ -48,6 +48,8 @@ VARIANTS = [
     ("draft_model", True, None, 1, (*DRAFTED, "padded")),
     ("eagle3", True, "kv_producer", 1, (*DRAFTED, "sends", "dropped")),
     ("eagle3", True, None, 2, DRAFTED),
+    (None, False, "kv_consumer", 1, (*WHILE_RUNNING, *LOADED_HERE)),
+    (None, True, "kv_consumer", 1, (*ALWAYS, *LOADED_HERE, "fenced")),
     (None, False, None, 2, ALWAYS),
     (None, False, None, 4, ALWAYS),
     (None, False, "kv_consumer", 3, (*ALWAYS, *LOADED_HERE, "fenced")),
@@ -166,8 +168,7 @@ def requests_of(rng, config, max_loras):
             answer[stop_after - 1] = END
         arrives = rng.randint(0, span)
         aborted = arrives + rng.choice([rng.randint(0, 8), rng.randint(0, 40)]) if rng.random() < risk else None
-        # A skipped request goes to the other queue in vLLM if its only prompt token was loaded: not modelled.
-        adapter = 0 if is_loaded and len(prompt) == 1 else rng.randint(0, num_adapters)
+        adapter = rng.randint(0, num_adapters)
         asked.append(
             Asked(number, prompt, answer, stop_after, rng.randrange(3), arrives, aborted, is_loaded, is_sent, adapter)
         )

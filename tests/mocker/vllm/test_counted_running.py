@@ -158,6 +158,11 @@ class TestPadding:
         assert scheduled(made)[1] == {"first": 4}
         assert [one.id for one in made.waiting] == ["same", "none"]
 
+    def test_not_if_nothing_is_computed_for_anybody(self):
+        made = core(3, speculative_method="ngram")
+        made.add(sequence("one token", 1, 9))
+        assert scheduled(made)[1] == {"one token": 1}
+
     def test_not_beside_a_chunk_of_a_running_prompt(self):
         made = self.started(budget=40)
         made.add(sequence("long", 90, 2))
