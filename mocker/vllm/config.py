@@ -1,7 +1,7 @@
 """Every setting of one engine's scheduler and cache, named as in vLLM."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -11,6 +11,7 @@ from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
 
 SpeculativeMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
 AcceptanceMode = Literal["thinking_on", "thinking_off"]
 
 OF_SPECULATION = (

@@ -14,6 +14,7 @@ from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, USUAL, server_de
 from mocker.vllm.config import EngineConfig
 from serving.stand_in.config import RanksConfig
 from serving.stand_in.simulation import SimulationConfig
+from serving.stand_in.vllm.settings.speculation import speculation_of
 
 BLOCK_SIZE = 16
 LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
@@ -137,6 +138,7 @@ def simulated_engine(
         dp_size=num_ranks,
         **same,
         **kv,
+        **speculation_of(given, predicts=own.predicts),
     )
     return _fitted(engine, timing, may_shorten=asked == AUTO or (asked is None and not own.predicts))
 
