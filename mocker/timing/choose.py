@@ -437,6 +437,7 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         eviction_policy=engine.eviction_policy,
         store_threshold=engine.store_threshold,
         offload_prompt_only=engine.offload_prompt_only,
+        load_tokens_within_step=_tokens_within(engine.sync_load_budget_bytes, num_bytes, engine),
         chunk_bytes=num_bytes,
         bandwidth=engine.host_bandwidth_gb_s * 1e9 * size.num_parts,
         latency_s=engine.host_latency_us / 1e6,
@@ -448,6 +449,11 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         * engine.block_size
         / 1024,
     )
+
+
+def _tokens_within(budget: int, chunk_bytes: float, engine: EngineConfig) -> int:
+    """Return how many tokens' KV so many bytes are."""
+    return int(budget * engine.blocks_per_chunk * engine.block_size // chunk_bytes)
 
 
 def _tiers(engine: EngineConfig, chunk_bytes: float) -> tuple[Tier, ...]:

@@ -44,20 +44,24 @@ class Admission:
         self._pool = memory.pool
         self._first_blocks = first_blocks
         self._running = running
+        self._interval = running.interval
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
+        self._loads_within_step = memory.offload.loads_within_step
         self._stats = memory.prefix_cache_stats
         self._adapters = adapters
         self._outbox = outbox
 
     def admit(self, batch: Batch, budget: int, *, takes_new: bool) -> None:
         """Go through those that hold blocks, then if `takes_new` through the others, each first come, first served."""
+        if self._loads_within_step:
+            self._offload.begin_step()
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            self._adapters.reset(s for s in running.sequences if s not in running.ending and s not in batch.starved)
+            self._adapters.begin(running.sequences, without=(*running.ending, *batch.starved))
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -86,7 +90,7 @@ class Admission:
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and how many tokens it gets."""
-        known, computed, hits = sequence.num_known, sequence.num_computed, 0
+        known, computed, hits, loaded = sequence.num_known, sequence.num_computed, 0, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
             computed = hits * self._config.block_size
@@ -96,8 +100,12 @@ class Admission:
             more = self._offload.ask(sequence, computed)
             if more is None:
                 return "skip", 0
-            if more:
+            if more and not (self._loads_within_step and self._offload.reserve(more, known - computed)):
                 return self._start_load(sequence, hits, computed + more)
+            loaded = more
+            computed += loaded
+        if self._interval.is_holding and computed < known - 1:
+            return "stop", 0
         count = self._running.cut_to_threshold(known - computed)
         if count > budget:
             if not self._config.enable_chunked_prefill:
@@ -107,29 +115,36 @@ class Admission:
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
             return "stop", 0
-        self._start(batch, sequence, hits, computed, count)
+        self._start(batch, sequence, hits, loaded)
+        self._give_first(batch, sequence, computed + count, count)
         return "start", count
 
     def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
         return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
-        """Start a waiting sequence, with its first chunk after the cached or loaded part."""
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, loaded: int) -> None:
+        """Start a waiting sequence with what is cached; `loaded` tokens more are loaded before this step computes."""
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
-            self._stats.count(sequence, computed)
-        computed += count
-        needed = max(num_blocks_of(computed, self._config.block_size) - sequence.num_blocks, 0)
-        self._running.grant(sequence, computed, needed, num_cacheable=computed)
+            num_local = hits * self._config.block_size
+            self._stats.count(sequence, num_local)
+            if loaded:
+                self._offload.load(sequence, num_local, loaded, is_within_step=True)
+                self._stats.count_load(sequence, 0)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
             batch.admitted = [*batch.admitted, sequence]
             if sequence.is_token_shipped:
                 self._outbox.shipped.append(sequence)
-        batch.chunks.append((sequence, count))
         sequence.state = RUNNING
-        self._running.sequences.append(sequence)
         if self._adapters is not None:
             self._adapters.add(sequence)
+
+    def _give_first(self, batch: Batch, sequence: Sequence, computed: int, count: int) -> None:
+        """Give a sequence that starts its first chunk, up to `computed`."""
+        needed = max(num_blocks_of(computed, self._config.block_size) - sequence.num_blocks, 0)
+        self._running.grant(sequence, computed, needed, num_cacheable=computed)
+        batch.chunks.append((sequence, count))
+        self._running.sequences.append(sequence)

@@ -9,11 +9,15 @@ from foundation.settings import Count, Whole
 from mocker.contract import KvRole
 from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
+from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(OffloadConfig):
     """Settings of one engine, including its host memory."""
+
+    engine_version: EngineVersion = NEWEST
+    """Version of vLLM whose scheduling rules apply."""
 
     block_size: Count = 64
     """Tokens in a KV block."""
@@ -59,6 +63,10 @@ class EngineConfig(OffloadConfig):
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
+    prefill_schedule_interval: Count = 1
+    """Steps from one that computes prompts to the next that may, while others decode and no one waits for room (1: no
+    such distance)."""
+
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
     does either, request by request (none: neither)."""
@@ -73,6 +81,11 @@ class EngineConfig(OffloadConfig):
 
     dp_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of that version; read them when an engine is made."""
+        return RULES[self.engine_version]
 
     @property
     def chunk_size(self) -> int | None:
@@ -109,6 +122,15 @@ class EngineConfig(OffloadConfig):
                 f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
                 "size of 0: prefix caching is what finds KV in host memory"
             )
+        for name, off, rule in (
+            ("prefill_schedule_interval", 1, self.rules.holds_prefills),
+            ("sync_load_budget_bytes", 0, self.rules.loads_within_step),
+        ):
+            if getattr(self, name) != off and not rule:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, and engine_version is {self.engine_version}, which has no effect of it; "
+                    f"expected {off}, or engine_version {NEWEST}"
+                )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

@@ -20,7 +20,9 @@ class Memory:
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = Offload() if host is None else HostOffload(host, self.pool, config.block_size, outbox)
+        self.offload = Offload()
+        if host is not None:
+            self.offload = HostOffload(host, self.pool, config.block_size, outbox, config.rules)
         self.retention = Retention(self.pool, has_fence=config.is_async and (config.is_kv_consumer or self.has_host))
         self.prefix_cache_stats = PrefixCacheStats()
         """How much of the prompts was found there."""

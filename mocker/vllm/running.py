@@ -18,6 +18,7 @@ from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.decoding import Decoding
 from mocker.vllm.memory import Memory
+from mocker.vllm.prefill_interval import PrefillInterval
 from mocker.vllm.queues import Queues, priority
 
 
@@ -42,7 +43,9 @@ class Running:
         self._offload = memory.offload
         self._has_fence = memory.retention.has_fence
         self._by_priority = config.scheduling_policy == "priority"
+        self._goes_on = config.rules.goes_on_after_victim
         self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
+        self.interval = PrefillInterval(config.prefill_schedule_interval)
 
     # The rule
 
@@ -51,9 +54,10 @@ class Running:
         budget, size = self._config.max_num_batched_tokens, self._size
         batch.preempted, batch.starved, batch.delayed = [], [], []
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
+        is_holding = self.interval.is_holding
         while len(granted) < len(self.sequences) and budget > 0:
             sequence = self.sequences[len(granted)]
-            if sequence in self.ending:
+            if sequence in self.ending or (is_holding and not sequence.decoding):
                 granted[sequence] = 0
                 continue
             computed = sequence.computed(self.iteration)
@@ -64,6 +68,10 @@ class Running:
             if refund is None:
                 break
             budget += refund
+            if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                if self._goes_on:
+                    continue
+                break
             num_cacheable = computed + count if self.knows_last(sequence) else computed
             self.grant(sequence, computed + count, needed, num_cacheable=num_cacheable)
             granted[sequence] = count
@@ -100,18 +108,22 @@ class Running:
         self._pool.store(sequence, num_cacheable // self._size)
 
     def _make_room(self, batch: Batch, sequence: Sequence, needed: int, granted: dict[Sequence, int]) -> int | None:
-        """Preempt until this many blocks are free; return the tokens taken back, None if it cannot continue."""
+        """Preempt until this many blocks are free, or the sequence itself is; return the tokens taken back.
+
+        None if nobody can be preempted now.
+        """
         refunds = 0
         while self._pool.num_free < needed:
             victim = max(self.sequences, key=priority) if self._by_priority else self.sequences[-1]
             if self._has_fence and self.is_in_flight(victim):
                 return None  # its blocks would not be free at once
             refund = granted.pop(victim, 0)
+            self.interval.took_prefill |= refund > 0 and not victim.decoding
             self.preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
             batch.preempted.append(victim)
-            if victim is sequence:
-                return None
             refunds += refund
+            if victim is sequence:
+                break
         return refunds
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
@@ -236,6 +248,11 @@ class Running:
             self.steady = None
 
     # Counts
+
+    @property
+    def has_decodes(self) -> bool:
+        """Whether some sequence has computed its prompt."""
+        return any(s.decoding or s in self.ending for s in self.sequences)
 
     def prefilling(self) -> list[Sequence]:
         """Return the sequences whose prompts are not computed yet."""

@@ -63,10 +63,11 @@ class Scheduler(Core):
         memory = Memory(config, num_blocks, host, outbox)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
         first_blocks = FirstBlocks(config, memory)
-        adapters = None if max_loras is None else AdapterSeats(max_loras)
+        adapters = None if max_loras is None else AdapterSeats(max_loras, config.rules)
         self._has_host = memory.has_host
         self._queues = queues
         self._running = Running(config, memory, queues)
+        self._interval = self._running.interval
         self._fast_paths = FastPaths(config, memory, self._running)
         self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
         self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
@@ -96,18 +97,24 @@ class Scheduler(Core):
             self._offers.prefetch()
         if running.decoding.next_finish < running.iteration:
             running.retire()
-        batch = Batch(running.iteration)
+        batch, interval = Batch(running.iteration), self._interval
+        if interval.is_on:
+            interval.begin(running.iteration, has_decodes=running.has_decodes)
         budget = self._fast_paths.schedule(batch) if self.has_fast_paths else None
         if budget is None:
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
+        if interval.is_on and self.pause is None and not batch.preempted:
+            interval.end_scan(self._queues)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self._has_host and self._offers.offer(batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
+        if interval.is_on:
+            interval.end(batch)
         return running.close(batch, is_disturbed=has_copies)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
 from mocker import EngineConfig
 from mocker.tiers.config import HostMemory
+from mocker.vllm.versions import NEWEST, EngineVersion, version_of
 
-NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
+NOT_MODELLED = {"num_speculative_tokens": 0, "pipeline_parallel_size": 1}
 """Settings that affect the scheduler, with the values at which they do not."""
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
@@ -37,6 +38,7 @@ class Action:
     """Tokens that end the answer, including EOS."""
     priority: int = 0
     salt: str | None = None
+    adapter: str = ""
     remote: str | None = None
     """The role of another engine: `decode` if this one loads KV from it, `prefill` if it reads KV from this one."""
     is_done: bool | None = None
@@ -80,6 +82,8 @@ class Recording:
     version: str
     offloading: HostMemory | None
     """Host memory, if it stores KV."""
+    max_loras: int | None
+    """How many adapters may run at once, if requests have any."""
     entries: list[Action | Scheduled | Updated]
 
 
@@ -106,7 +110,16 @@ def read(path: Path) -> Recording:
     return recording
 
 
-def _config(path: Path, settings: Json) -> EngineConfig:
+def _version(path: Path, release: str) -> EngineVersion:
+    try:
+        return version_of(release)
+    except ValueError as error:
+        raise RecordingError(
+            f"{path}: recorded from {error}; if only those rules matter to it, write {NEWEST!r} in its place in the first line"
+        ) from error
+
+
+def _config(path: Path, settings: Json, release: str) -> EngineConfig:
     for name, without in NOT_MODELLED.items():
         if settings.get(name, without) != without:
             raise RecordingError(
@@ -117,6 +130,7 @@ def _config(path: Path, settings: Json) -> EngineConfig:
             f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected one of {', '.join(CONNECTORS[1:])} or none"
         )
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
+    known["engine_version"] = _version(path, release)
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
     if settings.get("kv_connector") == "OffloadingConnector":
@@ -124,11 +138,15 @@ def _config(path: Path, settings: Json) -> EngineConfig:
     return EngineConfig(**known)
 
 
-def _offloading(settings: Json) -> HostMemory | None:
+def _offloading(meta: Json) -> HostMemory | None:
+    settings = meta["config"]
     if settings.get("kv_connector") != "OffloadingConnector":
         return None
     given = settings["kv_connector_extra_config"]
     known = {name: given[name] for name in HostMemory.__dataclass_fields__ if name in given}
+    budget = given.get("sync_load_budget_bytes", 0)
+    if budget:
+        known["load_tokens_within_step"] = budget // meta["kv_bytes_per_token"]
     return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
 
 
@@ -162,7 +180,8 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
             f"{path}: the recording ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} "
             "arrives"
         )
-    return Recording(path, _config(path, settings), scenario["vllm_version"], None, entries)
+    release = scenario["vllm_version"]
+    return Recording(path, _config(path, settings, release), release, None, None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -193,7 +212,7 @@ def _updated_in(row: Json) -> Json:
 
 def _read_full(path: Path, rows: list[Json]) -> Recording:
     meta = rows[0]
-    config = _config(path, meta["config"])
+    config = _config(path, meta["config"], meta["vllm"])
     prompts = {
         action["id"]: action for action in _scenario(path, meta["scenario"])["actions"] if "prompt_token_ids" in action
     }
@@ -201,7 +220,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
     loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and ids of the blocks to load
-    offloading = _offloading(meta["config"])
+    offloading = _offloading(meta)
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -209,6 +228,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
                 action = Action("add", row["id"], source["prompt_token_ids"], outputs[row["id"]], source["max_tokens"])
                 action.stops = frozenset([*row.get("stop_token_ids", ()), row.get("eos_token_id")]) - {None}
                 action.priority, action.salt = row["priority"], row["cache_salt"]
+                action.adapter = row["lora"][0] if row.get("lora") else ""
                 action.remote = row["kv"]["kind"] if "kv" in row else None
                 entries.append(action)
             case "abort":
@@ -232,7 +252,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
                 pass
             case other:
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
-    return Recording(path, config, meta["vllm"], offloading, entries)
+    return Recording(path, config, meta["vllm"], offloading, meta["config"].get("max_loras") or None, entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:
@@ -247,7 +267,7 @@ def _scheduled(row: Json, known: set[str]) -> Json:
     if "cpu_free_chunks" in row:
         meta = row["kv_meta"]
         facts["host_loads"] = {
-            int(number): [load["id"], *row["matched"][load["id"]], load["cpu_chunks"]]
+            int(number): [load["id"], *row["matched"][load["id"]], load["cpu_chunks"], load.get("sync", False)]
             for number, load in meta["load"].items()
         }
         facts["host_stores"] = {int(number): [copy["id"], copy["cpu_chunks"]] for number, copy in meta["store"].items()}

@@ -7,11 +7,10 @@ from dataclasses import replace
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, Scheduled, Updated
 from foundation.text import one_line
-from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
+from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
-from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import SequenceCopy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -28,7 +27,7 @@ def verify(recording: Recording) -> Verdict:
     """
     num_steps = num_events = 0
     try:
-        replay = _Replay(recording.config, recording.offloading)
+        replay = _Replay(recording)
     except ValueError as error:
         raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
@@ -62,11 +61,12 @@ class Lookup:
 class _Replay:
     """The mocker's scheduler, driven like vLLM's."""
 
-    def __init__(self, config: EngineConfig, offloading: HostMemory | None) -> None:
+    def __init__(self, recording: Recording) -> None:
+        config = recording.config
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = VllmCore(config, config.num_gpu_blocks, offloading)
+        self._scheduler = VllmCore(config, config.num_gpu_blocks, recording.offloading, max_loras=recording.max_loras)
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
@@ -110,6 +110,7 @@ class _Replay:
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
             facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
+        copies = self._copies(scheduler.offload, entry)
         for sequence in started:
             if sequence in self._loaded:
                 self._loaded.remove(sequence)  # it was counted when its load began
@@ -117,8 +118,7 @@ class _Replay:
                 hits = sequence.num_computed - counts[sequence]
                 self._lookups.append(Lookup(sequence, hits))
         facts |= self._transfers(started) | self._state()
-        facts |= self._copies(scheduler.offload, entry)
-        return facts
+        return facts | copies
 
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
         """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
@@ -133,12 +133,13 @@ class _Replay:
         for copy in work.loads:
             assert isinstance(copy, SequenceCopy)
             sequence, names = copy.sequence, self._chunk_names(offload, copy)
-            slots = entry.facts["host_loads"].get(copy.number, [[]])[-1]
-            hits = copy.num_local
-            self._lookups.append(Lookup(sequence, hits, sequence.num_computed - hits))
+            slots = entry.facts["host_loads"].get(copy.number, [[], False])[-2]
+            self._lookups.append(Lookup(sequence, copy.num_local, copy.num_tokens))
             self._loaded.add(sequence)
             found = slots if [self._in_slots[slot] for slot in slots] == names else names
-            facts["host_loads"][copy.number] = [sequence.id, hits, sequence.num_computed - hits, found]
+            facts["host_loads"][copy.number] = [
+                sequence.id, copy.num_local, copy.num_tokens, found, copy.is_within_step
+            ]  # fmt: skip
         return facts | {"free_host_chunks": offload.host.num_chunks - offload.host.num_used}
 
     def _chunk_names(self, offload: Offload, copy: SequenceCopy) -> list[Hashable]:
@@ -273,7 +274,7 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     """
     # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
     simulated = resolve(replace(recording.config, async_scheduling=False), timing)
-    scheduler = VllmCore(recording.config, simulated.num_blocks)
+    scheduler = VllmCore(recording.config, simulated.num_blocks, max_loras=recording.max_loras)
     sequences: dict[str, Sequence] = {}
     in_flight, found = deque[tuple[Batch | None, float]](), []
     for entry in recording.entries:
@@ -323,10 +324,10 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
     return None
 
 
-def content_ids(tokens: list[int], block_size: int, salt: str | None = None) -> list[Hashable]:
-    """Name each full block of a token sequence by its content and everything before it."""
+def content_ids(tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "") -> list[Hashable]:
+    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it."""
     ids: list[Hashable] = []
-    parent: Hashable = ("salt", salt)
+    parent: Hashable = ("salt", salt, adapter)
     for start in range(0, len(tokens) - block_size + 1, block_size):
         parent = hash((parent, tuple(tokens[start : start + block_size])))
         ids.append(parent)
@@ -340,10 +341,11 @@ def _sequence(action: Action, block_size: int, order: int) -> Sequence:
         num_prompt=len(action.prompt),
         max_tokens=action.max_tokens,
         stop_after=None if stop is None else stop + 1,
-        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt)),
+        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt, action.adapter)),
         is_remote_prefill=action.remote == "decode",
         is_remote_decode=action.remote == "prefill",
         priority=action.priority,
+        adapter=action.adapter,
         arrival=order,
     )
 
