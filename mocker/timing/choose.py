@@ -26,6 +26,7 @@ from mocker.timing.sglang_defaults import static_share, usual_chunk
 from mocker.timing.table import Table
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.versions import NEWEST, EngineVersion, version_of
 
 DEFAULT_NUM_BLOCKS = 16384
 DEFAULT_NUM_TOKENS = 1 << 20
@@ -122,6 +123,7 @@ def resolve(
     _check_layout(timing)
     engine = replace(
         engine,
+        engine_version=version_in(engine, timing),
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or _context_length(timing),
     )
@@ -480,6 +482,24 @@ def _whole_chunks(engine: EngineConfig, setting: str, chunk_bytes: float) -> int
     return whole_chunks(
         setting, getattr(engine, setting), chunk_bytes=chunk_bytes, blocks_per_chunk=engine.blocks_per_chunk
     )
+
+
+def version_in(engine: EngineConfig, timing: TimingConfig) -> EngineVersion:
+    """Return whose rules apply: as set, else those of the calibrated engine, else the newest.
+
+    Raises:
+        ValueError: the rules of the calibrated engine are not known.
+    """
+    if engine.engine_version is not None:
+        return engine.engine_version
+    release = _measured_engine(timing).get("version", NEWEST)
+    try:
+        return version_of(release)
+    except ValueError as error:
+        raise ValueError(
+            f"timing_file {timing.timing_file} was measured on {error}; choose one with engine_version, whose rules are "
+            "then assumed"
+        ) from error
 
 
 def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:

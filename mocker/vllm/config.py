@@ -16,8 +16,9 @@ from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 class EngineConfig(OffloadConfig):
     """Settings of one engine, including its host memory."""
 
-    engine_version: EngineVersion = NEWEST
-    """Version of vLLM whose scheduling rules apply."""
+    engine_version: EngineVersion | None = None
+    """Version of vLLM whose scheduling rules apply (default: of the engine that --timing-file was measured on, else 0.33,
+    the newest whose rules are known)."""
 
     block_size: Count = 64
     """Tokens in a KV block."""
@@ -85,7 +86,7 @@ class EngineConfig(OffloadConfig):
     @property
     def rules(self) -> Rules:
         """The rules of that version; read them when an engine is made."""
-        return RULES[self.engine_version]
+        return RULES[self.engine_version or NEWEST]
 
     @property
     def chunk_size(self) -> int | None:
@@ -131,6 +132,11 @@ class EngineConfig(OffloadConfig):
                     f"{name} is {getattr(self, name)}, and engine_version is {self.engine_version}, which has no effect of it; "
                     f"expected {off}, or engine_version {NEWEST}"
                 )
+        if self.prefill_schedule_interval > 1 and self.dp_size > 1:
+            raise ValueError(
+                f"prefill_schedule_interval is {self.prefill_schedule_interval}, and dp_size is {self.dp_size}; expected 1 of "
+                "either: how ranks agree on steps with prefills is not simulated"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

@@ -87,20 +87,21 @@ class Recording:
     entries: list[Action | Scheduled | Updated]
 
 
-def read(path: Path) -> Recording:
-    """Read a recording in either format.
+def read(path: Path, version: EngineVersion | None = None) -> Recording:
+    """Read a recording in either format, to be replayed with the rules of a version (None: of the one that it names).
 
     Raises:
-        RecordingError: the file is not a recording, or uses a feature that the mocker does not model.
+        RecordingError: the file is not a recording, or uses a feature that the mocker does not model, or its version is not
+            known.
     """
     try:
         rows = list(rows_of(path))
         if not rows:
             raise RecordingError(f"{path}: the file is empty")
         if is_head(rows[0], "scenario"):
-            recording = _read_compact(path, rows)
+            recording = _read_compact(path, rows, version)
         elif is_head(rows[0], "op"):
-            recording = _read_full(path, rows)
+            recording = _read_full(path, rows, version)
         else:
             raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
     except MALFORMED as error:
@@ -115,11 +116,11 @@ def _version(path: Path, release: str) -> EngineVersion:
         return version_of(release)
     except ValueError as error:
         raise RecordingError(
-            f"{path}: recorded from {error}; if only those rules matter to it, write {NEWEST!r} in its place in the first line"
+            f"{path}: recorded from {error}; choose one with --engine-version (the nearest is {NEWEST}), and its rules are assumed"
         ) from error
 
 
-def _config(path: Path, settings: Json, release: str) -> EngineConfig:
+def _config(path: Path, settings: Json, version: EngineVersion) -> EngineConfig:
     for name, without in NOT_MODELLED.items():
         if settings.get(name, without) != without:
             raise RecordingError(
@@ -130,7 +131,7 @@ def _config(path: Path, settings: Json, release: str) -> EngineConfig:
             f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected one of {', '.join(CONNECTORS[1:])} or none"
         )
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
-    known["engine_version"] = _version(path, release)
+    known["engine_version"] = version
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
     if settings.get("kv_connector") == "OffloadingConnector":
@@ -150,7 +151,7 @@ def _offloading(meta: Json) -> HostMemory | None:
     return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
 
 
-def _read_compact(path: Path, rows: list[Json]) -> Recording:
+def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -> Recording:
     scenario, steps = rows[0]["scenario"], rows[1:]
     for number, row in enumerate(steps):
         if row["step"] != number:
@@ -181,7 +182,8 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
             "arrives"
         )
     release = scenario["vllm_version"]
-    return Recording(path, _config(path, settings, release), release, None, None, entries)
+    config = _config(path, settings, version or _version(path, release))
+    return Recording(path, config, release, None, None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -210,9 +212,9 @@ def _updated_in(row: Json) -> Json:
     return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
 
 
-def _read_full(path: Path, rows: list[Json]) -> Recording:
+def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> Recording:
     meta = rows[0]
-    config = _config(path, meta["config"], meta["vllm"])
+    config = _config(path, meta["config"], version or _version(path, meta["vllm"]))
     prompts = {
         action["id"]: action for action in _scenario(path, meta["scenario"])["actions"] if "prompt_token_ids" in action
     }

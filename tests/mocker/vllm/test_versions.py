@@ -38,7 +38,8 @@ def steps_of(made, now=0.0):
 
 
 def test_the_newest_version_is_the_default_and_the_last_row():
-    assert EngineConfig().engine_version == NEWEST == list(RULES)[-1]
+    assert EngineConfig().rules == RULES[NEWEST]
+    assert list(RULES)[-1] == NEWEST
 
 
 @pytest.mark.parametrize(("release", "version"), [("0.33.0", "0.33"), ("0.32", "0.32"), ("0.32.1.dev3+g12", "0.32")])
@@ -61,6 +62,11 @@ def test_a_setting_that_a_version_does_not_have_is_refused(settings):
     EngineConfig(**settings)
     with pytest.raises(ValueError, match=f"{next(iter(settings))} is .*engine_version is 0.32"):
         EngineConfig(engine_version="0.32", **settings)
+
+
+def test_an_interval_with_data_parallel_ranks_is_refused():
+    with pytest.raises(ValueError, match="prefill_schedule_interval is 3, and dp_size is 2; expected 1"):
+        EngineConfig(prefill_schedule_interval=3, dp_size=2)
 
 
 @pytest.mark.parametrize(("interval", "starts"), [(1, [0, 1]), (4, [0, 4])])
