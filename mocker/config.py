@@ -12,6 +12,7 @@ from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
+from mocker.vllm.config import OF_LORA as OF_LORA
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.versions import NEWEST as NEWEST
 from mocker.vllm.versions import EngineVersion as EngineVersion

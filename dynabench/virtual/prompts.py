@@ -36,7 +36,10 @@ class Prompts:
         self._context = context_of(present)
         self.columns = workload.columns
         self._grouping = Grouping(
-            workload.block_size, self.block_size, own_name(pools[0].engine.settings, "block_size")
+            workload.block_size,
+            self.block_size,
+            own_name(pools[0].engine.settings, "block_size"),
+            workload.columns.adapters,
         )
 
     def refusal(self, number: int) -> str | None:
@@ -63,6 +66,7 @@ class Prompts:
             stop_after=request.output_length - num_generated if request.ends == "stop" else None,
             chain=prepared.chain,
             priority=request.priority,
+            adapter=request.adapter,
             arrival=now,
         )
         if generated is not None:  # its first token came earlier, and it has waited since the last one
@@ -78,5 +82,6 @@ class Prompts:
             is_remote_decode=True,
             chain=prepared.chain,
             priority=prepared.request.priority,
+            adapter=prepared.request.adapter,
             arrival=now,
         )

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mocker.contract import EngineSettings
+from mocker.contract import AdapterMemory, EngineSettings
 from mocker.models.kv_cache import KvCache, MoreBlocks, kv_cache
 from mocker.models.layout import refusal, unmeasured
 from mocker.sglang.config import SglangConfig
@@ -39,6 +39,10 @@ SGLANG_OUTSIDE_TP = 1.9 * GIB
 """The same with the communication buffers of GPUs that share a model: H200s of an InferenceX run had 137.9 of 139.8 GiB."""
 
 
+USUAL_ADAPTER = 81920 * 32
+"""Parameters of an adapter of rank 1 for Llama 3.1 8B, where the model is not known."""
+
+
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
     """Everything from which an `Engine` is built."""
@@ -60,6 +64,8 @@ class SimulatedEngine:
     """Its settings by the names of its own family."""
     num_ranks: int = 1
     """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+    adapters: AdapterMemory | None = None
+    """Room for LoRA adapters, if it serves any."""
     timing_alone: TimingModel | None = None
     """With such ranks, the step times of one while the others have nothing to do; None: as `timing`."""
 
@@ -138,6 +144,7 @@ def resolve(
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
+        adapters=_adapters(engine, timing),
     )
 
 
@@ -450,6 +457,20 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         * engine.blocks_per_chunk
         * engine.block_size
         / 1024,
+    )
+
+
+def _adapters(engine: EngineConfig, timing: TimingConfig) -> AdapterMemory | None:
+    """Return the room for adapters; each GPU copies whole ones, because vLLM divides only one of an adapter's two matrices."""
+    if not engine.enable_lora:
+        return None
+    load_s = 0.0 if engine.lora_load_ms is None else engine.lora_load_ms / 1e3
+    if engine.lora_load_ms is None:
+        rank = engine.max_lora_rank
+        count = USUAL_ADAPTER * rank if timing.model is None else timing.shape.num_adapter_parameters(rank)
+        load_s = engine.host_latency_us / 1e6 + 2 * count / (engine.host_bandwidth_gb_s * 1e9)
+    return AdapterMemory(
+        engine.max_loras, engine.max_cpu_loras or engine.max_loras, load_s=load_s, read_s=engine.lora_read_ms / 1e3
     )
 
 

@@ -5,11 +5,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Whole
+from foundation.settings import Count, NotNegative, Whole
 from mocker.contract import KvRole
 from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
 from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
+
+OF_LORA = ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
+"""Settings that have an effect only with adapters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +70,25 @@ class EngineConfig(OffloadConfig):
     prefill_schedule_interval: Count = 1
     """Steps from one that computes prompts to the next that may, while others decode and no one waits for room (1: no
     such distance)."""
+
+    enable_lora: bool = False
+    """Serve LoRA adapters: requests may name one."""
+
+    max_loras: Count = 1
+    """Most adapters in one step, each in a slot on the GPU. Requests with another one wait; those behind them may pass."""
+
+    max_cpu_loras: Count | None = None
+    """Most adapters in host memory, those on the GPU included (default: max_loras, as in vLLM)."""
+
+    max_lora_rank: Count = 16
+    """Rank of the adapters, from which their size follows."""
+
+    lora_load_ms: NotNegative | None = None
+    """Time to copy an adapter from host memory to the GPU; the step that needs it waits (ms; default: its bytes at
+    host_bandwidth_gb_s; without --model, those of an adapter for Llama 3.1 8B)."""
+
+    lora_read_ms: NotNegative = 100.0
+    """Time to read an adapter from disk that is not in host memory; the step waits, too (ms)."""
 
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
@@ -132,6 +154,11 @@ class EngineConfig(OffloadConfig):
                     f"{name} is {getattr(self, name)}, and engine_version is {self.engine_version}, which has no effect of it; "
                     f"expected {off}, or engine_version {NEWEST}"
                 )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras is {self.max_cpu_loras}, and max_loras is {self.max_loras}; expected at least as many: those "
+                "on the GPU are in host memory, too"
+            )
         if self.prefill_schedule_interval > 1 and self.dp_size > 1:
             raise ValueError(
                 f"prefill_schedule_interval is {self.prefill_schedule_interval}, and dp_size is {self.dp_size}; expected 1 of "

@@ -63,6 +63,8 @@ class Scheduler(Core):
         memory = Memory(config, num_blocks, host, outbox)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
         first_blocks = FirstBlocks(config, memory)
+        if max_loras is None and config.enable_lora:
+            max_loras = config.max_loras
         adapters = None if max_loras is None else AdapterSeats(max_loras, config.rules)
         self._has_host = memory.has_host
         self._queues = queues
