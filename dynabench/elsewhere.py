@@ -15,9 +15,8 @@ NOT_SIMULATED = {
         speculative-config speculative-model speculative-algorithm speculative-algo num-speculative-tokens
         speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path
         speculative-decoding-config spec-decode""",
-    "LoRA adapters are not simulated": """
-        enable-lora lora-modules lora-paths lora-dir lora-backend max-loras max-loras-per-batch max-cpu-loras max-lora-rank
-        lora-target-modules fully-sharded-loras""",
+    "simulated adapters are those that the workload's requests name; use --enable-lora": "lora-modules lora-paths lora-dir",
+    "simulated adapters are on all linear layers": "lora-target-modules fully-sharded-loras lora-backend",
     "multimodal models are not simulated; only text is": """
         limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode enable-multimodal image-width-mean image-height-mean
         image-batch-size audio-length-mean""",
@@ -36,6 +35,7 @@ NOT_SIMULATED = {
 
 ANSWERS = {
     # The model and its GPUs.
+    "use --max-loras": "max-loras-per-batch",
     "use --model": "tokenizer-path hf-id model-id",
     "only the sizes in the model's config.json are read; use --model": """
         trust-remote-code load-format download-dir revision hf-overrides""",

@@ -16,6 +16,20 @@ from mocker.contract import AdapterMemory
 from mocker.sequence import Sequence
 
 
+class AdapterCounts:
+    """What was done for an adapter."""
+
+    __slots__ = ("loads", "reads", "stall_s")
+
+    def __init__(self) -> None:
+        self.loads = 0
+        """Copies to a slot."""
+        self.reads = 0
+        """Those of them before which it was read from disk."""
+        self.stall_s = 0.0
+        """How long steps waited for both."""
+
+
 class AdapterSlots:
     """The adapters of one engine, the least recently used first."""
 
@@ -24,12 +38,8 @@ class AdapterSlots:
         self._memory = memory
         self._on_gpu: OrderedDict[str, None] = OrderedDict()
         self._on_host: OrderedDict[str, None] = OrderedDict()
-        self.num_loads = 0
-        """Adapters copied to a slot."""
-        self.num_reads = 0
-        """Those of them that were read from disk before."""
-        self.stall_s = 0.0
-        """How long steps waited for both."""
+        self.counts: dict[str, AdapterCounts] = {}
+        """What was done for each adapter so far."""
 
     @property
     def loaded(self) -> list[str]:
@@ -45,9 +55,7 @@ class AdapterSlots:
         missing = [adapter for adapter in wanted if adapter not in self._on_gpu]
         for adapter in wanted:
             self._touch(adapter)
-        seconds = sum([self._load(adapter) for adapter in missing])
-        self.stall_s += seconds
-        return seconds
+        return sum([self._load(adapter) for adapter in missing])
 
     def leave(self, sequences: list[Sequence]) -> None:
         """Note that sequences have computed their last tokens: their adapters were used until now."""
@@ -60,16 +68,20 @@ class AdapterSlots:
                 place.move_to_end(adapter)
 
     def _load(self, adapter: str) -> float:
+        counts = self.counts.get(adapter)
+        if counts is None:
+            counts = self.counts[adapter] = AdapterCounts()
         seconds = self._memory.load_s
         if adapter not in self._on_host:
             if len(self._on_host) >= self._memory.max_cpu_loras:
                 gone, _ = self._on_host.popitem(last=False)
                 self._on_gpu.pop(gone, None)
             self._on_host[adapter] = None
-            self.num_reads += 1
+            counts.reads += 1
             seconds += self._memory.read_s
         if len(self._on_gpu) >= self._memory.max_loras:
             self._on_gpu.popitem(last=False)
         self._on_gpu[adapter] = None
-        self.num_loads += 1
+        counts.loads += 1
+        counts.stall_s += seconds
         return seconds

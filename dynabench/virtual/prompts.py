@@ -53,7 +53,7 @@ class Prompts:
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
         num_tokens = request.input_length if flight.generated is None else request.input_length + flight.num_generated
-        return Prepared(Prompt(num_tokens, blocks, request.session or None), chain, request)
+        return Prepared(Prompt(num_tokens, blocks, request.session or None, request.adapter), chain, request)
 
     def to_decode(self, flight: Flight, prepared: Prepared, now: float) -> EngineSequence:
         """Return a request's sequence for the rank that answers it; one that ends by EOS has a limit beyond that."""

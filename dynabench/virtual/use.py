@@ -19,7 +19,7 @@ from mocker.network import links
 from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
 from reports.record.fleet import FleetUse, PoolFleet
-from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
+from reports.record.pools import AdapterUse, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Requests
 
 
@@ -108,6 +108,28 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
     if (store := next(shared, None)) is not None:
         found.append(_storage(cluster, "all", [store]))
     return tuple(_with_hits(found, cluster, requests)) if found else ()
+
+
+def adapter_use(cluster: Cluster, requests: Requests) -> tuple[AdapterUse, ...]:
+    """Return the adapters that requests asked for, and how often the engines loaded each."""
+    slots = [rank.engine.adapters for rank in cluster.ranks if rank.engine.adapters is not None]
+    ttft_s = requests.first_token_s - requests.intended_s
+    found = []
+    for adapter in sorted(set(requests.adapter) - {""}):
+        counted = (requests.adapter == adapter) & requests.is_measured
+        mean_s = ttft_s[counted].mean()
+        counts = [each.counts[adapter] for each in slots if adapter in each.counts]
+        found.append(
+            AdapterUse(
+                adapter,
+                int(counted.sum()),
+                None if mean_s is np.ma.masked else float(mean_s),
+                loads=sum(count.loads for count in counts),
+                reads=sum(count.reads for count in counts),
+                stall_s=sum(count.stall_s for count in counts),
+            )
+        )
+    return tuple(found)
 
 
 def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) -> Iterator[TierUse]:

@@ -1,18 +1,19 @@
-"""Small tables after the figures: where TTFT goes, and how busy workers and links were. KV tiers are in tiers.py."""
+"""Small tables after the figures: where TTFT goes, how busy workers and links were. Tiers and adapters have their own modules."""
 
 from reports.figures.cells import milliseconds, number, share
 from reports.figures.split import LABELS as PARTS
 from reports.figures.split import Split
 from reports.record.pools import Use
 from reports.summary import ArmSummary, Summary
+from reports.tables.adapters import adapter_grid
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
 from reports.tables.tiers import tier_grid
 
 
 def grids(summary: Summary) -> list[Grid]:
-    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, KV tiers."""
-    found = (fleet_grid(summary), split_grid(summary), pool_grid(summary), tier_grid(summary))
+    """Return those that are not empty: the fleet, where TTFT goes, how busy pools and links were, adapters, KV tiers."""
+    found = (fleet_grid(summary), split_grid(summary), pool_grid(summary), adapter_grid(summary), tier_grid(summary))
     return [grid for grid in found if grid is not None]
 
 

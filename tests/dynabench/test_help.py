@@ -107,8 +107,8 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
     ("words", "told"),
     [
         ("simulate --speculative-config x", "--speculative-config; speculative decoding is not simulated"),
-        ("sweep --enable_lora", "--enable_lora; LoRA adapters are not simulated"),
-        ("run --enable-lora", "LoRA adapters are not simulated; a real engine takes it in --extra-engine-args"),
+        ("sweep --lora_modules", "--lora_modules; simulated adapters are those that the workload's requests name"),
+        ("run --lora-modules", "use --enable-lora; a real engine takes it in --extra-engine-args"),
         ("run --enforce-eager", "use --timing-file; a real engine takes it in --extra-engine-args"),
         (
             "simulate --engine sglang",
