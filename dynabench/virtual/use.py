@@ -18,6 +18,7 @@ from dynabench.virtual.rank import Rank
 from mocker.network import links
 from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
+from reports.figures.adapters import adapters_asked
 from reports.record.fleet import FleetUse, PoolFleet
 from reports.record.pools import AdapterUse, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Requests
@@ -113,22 +114,11 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
 def adapter_use(cluster: Cluster, requests: Requests) -> tuple[AdapterUse, ...]:
     """Return the adapters that requests asked for, and how often the engines loaded each."""
     slots = [rank.engine.adapters for rank in cluster.ranks if rank.engine.adapters is not None]
-    ttft_s = requests.first_token_s - requests.intended_s
     found = []
-    for adapter in sorted(set(requests.adapter) - {""}):
-        counted = (requests.adapter == adapter) & requests.is_measured
-        mean_s = ttft_s[counted].mean()
-        counts = [each.counts[adapter] for each in slots if adapter in each.counts]
-        found.append(
-            AdapterUse(
-                adapter,
-                int(counted.sum()),
-                None if mean_s is np.ma.masked else float(mean_s),
-                loads=sum(count.loads for count in counts),
-                reads=sum(count.reads for count in counts),
-                stall_s=sum(count.stall_s for count in counts),
-            )
-        )
+    for use in adapters_asked(requests):
+        counts = [each.counts[use.adapter] for each in slots if use.adapter in each.counts]
+        loads, reads = sum(count.loads for count in counts), sum(count.reads for count in counts)
+        found.append(structs.replace(use, loads=loads, reads=reads, stall_s=sum(count.stall_s for count in counts)))
     return tuple(found)
 
 

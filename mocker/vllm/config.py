@@ -11,7 +11,7 @@ from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
 from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 
-OF_LORA = ("max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
+OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
 """Settings that have an effect only with adapters."""
 
 
@@ -74,6 +74,10 @@ class EngineConfig(OffloadConfig):
     enable_lora: bool = False
     """Serve LoRA adapters: requests may name one."""
 
+    lora_modules: str = ""
+    """Live: names of the adapters that clients may ask for, as models, with commas between them (in virtual time: those that
+    requests name)."""
+
     max_loras: Count = 1
     """Most adapters in one step, each in a slot on the GPU. Requests with another one wait; those behind them may pass."""
 
@@ -109,6 +113,11 @@ class EngineConfig(OffloadConfig):
     def rules(self) -> Rules:
         """The rules of that version; read them when an engine is made."""
         return RULES[self.engine_version or NEWEST]
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that clients may ask for."""
+        return tuple(name.strip() for name in self.lora_modules.split(",") if name.strip()) if self.enable_lora else ()
 
     @property
     def chunk_size(self) -> int | None:

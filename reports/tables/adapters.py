@@ -36,7 +36,7 @@ def adapter_grid(summary: Summary) -> Grid | None:
         lines,
         "Loads: how often an adapter was copied to a GPU because it had no slot there. Steps waited for that, and for reads "
         "from disk, all workers together. Requests for the model itself are not listed.",
-    )
+    ).eventful()
 
 
 def _rows(uses: Sequence[AdapterUse], *, has_details: bool) -> list[tuple[str, Sequence[AdapterUse]]]:
