@@ -410,6 +410,8 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         tensor_parallel_size=num_gpus,
         expert_parallel_size=num_expert_gpus,
     )
+    if engine.enable_lora:  # vLLM makes the slots before it looks how much room is left
+        room -= 2 * engine.max_loras * timing.shape.num_adapter_parameters(engine.max_lora_rank)
     blocks = int(room // _kv_cache(engine, timing).block)
     if blocks < 2:
         needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)

@@ -90,6 +90,14 @@ def test_an_adapter_takes_as_long_as_its_bytes(rank, timing, expected_ms):
     assert adapters.read_s == 0.1
 
 
+def test_slots_leave_less_room_for_kv():
+    timing = TimingConfig(model="llama-3.1-8b", gpu="h100")
+    room = [
+        resolve(EngineConfig(block_size=16, enable_lora=n > 0, max_loras=n or 1), timing).num_blocks for n in (0, 25)
+    ]
+    assert room[0] - room[1] == pytest.approx(25 * 83_886_080 / (16 * 131_072), abs=1)  # 1,000 blocks
+
+
 def test_without_adapters_there_is_no_room_for_any():
     assert resolve(EngineConfig()).adapters is None
 
