@@ -11,11 +11,8 @@ from typing import NamedTuple
 from foundation.text import listed
 
 NOT_SIMULATED = {
-    "speculative decoding is not simulated": """
-        speculative-config speculative-model speculative-algorithm speculative-algo num-speculative-tokens
-        speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path
-        speculative-decoding-config spec-decode""",
-    "simulated adapters are those that the workload's requests name; use --enable-lora": "lora-modules lora-paths lora-dir",
+    "trees of drafts are not simulated; use --num-speculative-tokens for a chain": """
+        speculative-eagle-topk speculative-num-draft-tokens""",
     "simulated adapters are on all linear layers": "lora-target-modules fully-sharded-loras lora-backend",
     "multimodal models are not simulated; only text is": """
         limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode enable-multimodal image-width-mean image-height-mean
@@ -34,6 +31,11 @@ NOT_SIMULATED = {
 """Names of options, without their dashes, of what a simulated engine does not do, by what to say about them."""
 
 ANSWERS = {
+    # Speculative decoding.
+    "use --num-speculative-tokens with --acceptance-length, and --speculative-method": """
+        speculative-config speculative-algorithm speculative-algo speculative-num-steps speculative-decoding-config
+        spec-decode""",
+    "use --speculative-method draft_model with --draft-model": "speculative-model speculative-draft-model-path",
     # The model and its GPUs.
     "use --max-loras": "max-loras-per-batch",
     "use --model": "tokenizer-path hf-id model-id",

@@ -15,6 +15,8 @@ class Batch:
         "chunks",
         "decodes",
         "delayed",
+        "drafts",
+        "emitted",
         "is_undisturbed",
         "iteration",
         "num_kv_tokens",
@@ -24,11 +26,17 @@ class Batch:
         "starved",
     )
 
+    # Set only where decodes may get several tokens, or none (`CountedRunning`):
+    drafts: dict[Sequence, int]
+    """Those to verify; of a chunk, those tokens of it that only pad it."""
+    emitted: list[tuple[Sequence, int]]
+    """Once it is known: the decodes with tokens, and how many."""
+
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
         self.is_undisturbed = False  # True if only a token for each decoding sequence happens
-        self.decodes = NOBODY  # one token each; never changed in place
-        self.num_kv_tokens = 0  # context that the decodes read in that iteration, summed
+        self.decodes = NOBODY  # one token each, and their drafts; never changed in place
+        self.num_kv_tokens = 0  # context that the decodes read in that iteration, drafts included, summed
         self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
         self.sampled: list[Sequence] = NOBODY  # those whose prefill this completes
         self.admitted: list[Sequence] = NOBODY

@@ -229,6 +229,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         links=averaged([run.links for run in repeats]) or UNSET,
         tiers=averaged([run.tiers for run in repeats]) or UNSET,
         adapters=averaged([run.adapters for run in repeats]) or UNSET,
+        drafts=averaged([run.drafts for run in repeats]) or UNSET,
     )
     seconds = _all(repeats, "ttst")
     if not np.isnan(seconds).all():

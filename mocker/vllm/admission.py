@@ -9,7 +9,7 @@
 
 from typing import Literal
 
-from mocker.batch import Batch
+from mocker.batch import NOBODY, Batch
 from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
@@ -19,7 +19,8 @@ from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
-from mocker.vllm.running import Running
+from mocker.vllm.running_queue import RunningQueue
+from mocker.vllm.speculation import Speculation
 
 Outcome = Literal["start", "skip", "stop"]
 """What comes of a waiting sequence's turn: see the module. To start may be to load."""
@@ -33,7 +34,7 @@ class Admission:
         config: EngineConfig,
         memory: Memory,
         first_blocks: FirstBlocks,
-        running: Running,
+        running: RunningQueue,
         queues: Queues,
         loads: Loads,
         adapters: AdapterSeats | None,
@@ -45,6 +46,8 @@ class Admission:
         self._first_blocks = first_blocks
         self._running = running
         self._interval = running.interval
+        self._speculation = Speculation(config)
+        self._has_lookahead = self._speculation.num_lookahead > 0
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
@@ -59,9 +62,10 @@ class Admission:
             self._offload.begin_step()
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
+        empty = NOBODY  # of `holding`, skipped though nothing of them is computed
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            self._adapters.begin(running.sequences, without=(*running.ending, *batch.starved))
+            self._adapters.begin(running.sequences, without=running.tokenless(batch))
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -74,22 +78,28 @@ class Admission:
             elif num_skipped < len(waiting) and takes_new:
                 sequence = waiting[num_skipped]
             else:
-                return
-            has_seat = self._adapters is None or self._adapters.has_seat_for(sequence)
-            outcome, num_tokens = self._try(batch, sequence, budget) if has_seat else ("skip", 0)
+                break
+            is_ready = self._adapters is None or self._adapters.has_seat_for(sequence)
+            if running.drains and running.is_draining(sequence):
+                is_ready = False
+            outcome, num_tokens = self._try(batch, sequence, budget) if is_ready else ("skip", 0)
             if outcome == "start":
                 budget -= num_tokens
             elif outcome == "stop":
-                return
+                break
             elif is_holding:
                 place += 1
+                if not sequence.num_computed:
+                    empty = [*empty, sequence]
             elif self._offload.is_fetching(sequence):
                 self._queues.fetch(num_skipped)
             else:
                 num_skipped += 1
+        for sequence in reversed(empty):
+            self._queues.give_up_load(sequence)
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
-        """Start the sequence whose turn it is, or its load, if possible; return the outcome and how many tokens it gets."""
+        """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
         known, computed, hits, loaded = sequence.num_known, sequence.num_computed, 0, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
@@ -107,31 +117,38 @@ class Admission:
         if self._interval.is_holding and computed < known - 1:
             return "stop", 0
         count = self._running.cut_to_threshold(known - computed)
+        num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
+        if num_padding >= budget:
+            return "stop", 0  # vLLM prefers not to start it
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
-        reach = max(computed + count, known) if self._config.scheduler_reserve_full_isl else computed + count
+        count += num_padding
+        reach = computed + count
+        if self._has_lookahead:
+            reach = self._speculation.num_places(reach)
+        if self._config.scheduler_reserve_full_isl:
+            reach = max(reach, known)
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
             return "stop", 0
-        self._start(batch, sequence, hits, loaded)
-        self._give_first(batch, sequence, computed + count, count)
-        return "start", count
+        self._start(batch, sequence, hits, computed - loaded, loaded)
+        self._give_first(batch, sequence, computed + count, count, num_padding)
+        return "start", count + self._speculation.num_slots
 
     def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
         return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, loaded: int) -> None:
-        """Start a waiting sequence with what is cached; `loaded` tokens more are loaded before this step computes."""
-        self._queues.leave(sequence)
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, num_local: int, num_loaded: int) -> None:
+        """Start a waiting sequence with what is cached; `num_loaded` tokens more are loaded before this step computes."""
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
-            num_local = hits * self._config.block_size
+        if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
             self._stats.count(sequence, num_local)
-            if loaded:
-                self._offload.load(sequence, num_local, loaded, is_within_step=True)
-                self._stats.count_load(sequence, 0)
+        if num_loaded:
+            self._offload.load(sequence, num_local, num_loaded, is_within_step=True)
+            self._stats.count_load(sequence, 0)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
@@ -142,9 +159,12 @@ class Admission:
         if self._adapters is not None:
             self._adapters.add(sequence)
 
-    def _give_first(self, batch: Batch, sequence: Sequence, computed: int, count: int) -> None:
+    def _give_first(self, batch: Batch, sequence: Sequence, computed: int, count: int, num_padding: int) -> None:
         """Give a sequence that starts its first chunk, up to `computed`."""
-        needed = max(num_blocks_of(computed, self._config.block_size) - sequence.num_blocks, 0)
-        self._running.grant(sequence, computed, needed, num_cacheable=computed)
+        was_holding = sequence in self._queues.holding
+        self._queues.leave(sequence)
+        num_places = self._speculation.num_places(computed) if self._has_lookahead else computed
+        needed = max(num_blocks_of(num_places, self._config.block_size) - sequence.num_blocks, 0)
+        self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         batch.chunks.append((sequence, count))
-        self._running.sequences.append(sequence)
+        self._running.start(batch, sequence, count, num_padding, was_holding=was_holding)

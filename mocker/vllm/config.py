@@ -14,6 +14,21 @@ from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
 """Settings that have an effect only with adapters."""
 
+SpeculativeMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+AcceptanceMode = Literal["thinking_on", "thinking_off"]
+
+OF_SPECULATION = (
+    "speculative_method",
+    "draft_model",
+    "acceptance_length",
+    "acceptance_drafts",
+    "acceptance_rates",
+    "acceptance_file",
+    "acceptance_mode",
+    "drafting_ms",
+)
+"""Settings that need num_speculative_tokens."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(OffloadConfig):
@@ -93,6 +108,35 @@ class EngineConfig(OffloadConfig):
 
     lora_read_ms: NotNegative = 100.0
     """Time to read an adapter from disk that is not in host memory; the step waits, too (ms)."""
+    num_speculative_tokens: Whole = 0
+    """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
+
+    speculative_method: SpeculativeMethod = "eagle3"
+    """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling), a smaller
+    model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
+
+    draft_model: str | None = None
+    """The smaller model of speculative_method draft_model: its Hugging Face id, or a folder or file with a config.json."""
+
+    acceptance_length: Annotated[float, Meta(ge=1)] | None = None
+    """Mean tokens of a step that verifies drafts, the model's own included, as an engine measured it with
+    acceptance_drafts drafts. Each draft that is reached is then accepted at the same rate."""
+
+    acceptance_drafts: Count | None = None
+    """Drafts with which acceptance_length was measured (default: num_speculative_tokens)."""
+
+    acceptance_rates: str | None = None
+    """How often each draft is accepted, by position, in place of acceptance_length: such as 0.8,0.5,0.3."""
+
+    acceptance_file: str | None = None
+    """File that says the same: one of InferenceX's golden_al_distribution (.yaml), rates by position (.json), or the saved
+    metrics of a vLLM server."""
+
+    acceptance_mode: AcceptanceMode = "thinking_on"
+    """Which of the curves of a golden_al_distribution to use."""
+
+    drafting_ms: NotNegative | None = None
+    """Time that drafting adds to each step (ms; default: computed for the model on its GPU, and 0 for ngram)."""
 
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
@@ -127,7 +171,12 @@ class EngineConfig(OffloadConfig):
     @property
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
-        return self.async_scheduling is not False
+        return self.async_scheduling is not False and not self.has_ngram_drafts
+
+    @property
+    def has_ngram_drafts(self) -> bool:
+        """Whether drafts are known only when the step before them is: asynchronous scheduling does not work with them."""
+        return self.num_speculative_tokens > 0 and self.speculative_method == "ngram"
 
     @property
     def max_running(self) -> int:
@@ -173,11 +222,36 @@ class EngineConfig(OffloadConfig):
                 f"prefill_schedule_interval is {self.prefill_schedule_interval}, and dp_size is {self.dp_size}; expected 1 of "
                 "either: how ranks agree on steps with prefills is not simulated"
             )
+        self._check_speculation()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): each running sequence needs one token of the budget"
             )
+
+    def _check_speculation(self) -> None:
+        """Refuse values with which vLLM does not start a sequence whose prompt is cached, or fails when it does."""
+        needed, threshold = self.num_speculative_tokens + 1, self.long_prefill_token_threshold
+        if needed == 1:
+            return
+        if self.has_ngram_drafts and self.async_scheduling:
+            raise ValueError(
+                "async_scheduling is true, and speculative_method is ngram; expected async_scheduling false, or another "
+                "method: vLLM looks n-grams up in tokens that are known"
+            )
+        if self.max_num_batched_tokens <= needed:
+            raise ValueError(
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, and num_speculative_tokens "
+                f"{self.num_speculative_tokens}; expected a budget of at least {needed + 1}, for a sequence with all drafts"
+            )
+        if 0 < threshold < needed:
+            raise ValueError(
+                f"long_prefill_token_threshold is {threshold}, and num_speculative_tokens {self.num_speculative_tokens}; "
+                f"expected 0 or at least {needed}, for a sequence with all drafts"
+            )
+
+        if self.num_speculative_tokens and self.acceptance_length is not None and self.acceptance_drafts is None:
+            object.__setattr__(self, "acceptance_drafts", self.num_speculative_tokens)  # stays if that is varied
 
     def _take_apart(self) -> None:
         """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""

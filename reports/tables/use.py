@@ -6,14 +6,23 @@ from reports.figures.split import Split
 from reports.record.pools import Use
 from reports.summary import ArmSummary, Summary
 from reports.tables.adapters import adapter_grid
+from reports.tables.drafts import draft_grid, gain_grid
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
 from reports.tables.tiers import tier_grid
 
 
 def grids(summary: Summary) -> list[Grid]:
-    """Return those that are not empty: the fleet, where TTFT goes, how busy pools and links were, adapters, KV tiers."""
-    found = (fleet_grid(summary), split_grid(summary), pool_grid(summary), adapter_grid(summary), tier_grid(summary))
+    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, and others."""
+    found = (
+        fleet_grid(summary),
+        split_grid(summary),
+        draft_grid(summary),
+        gain_grid(summary),
+        pool_grid(summary),
+        adapter_grid(summary),
+        tier_grid(summary),
+    )
     return [grid for grid in found if grid is not None]
 
 

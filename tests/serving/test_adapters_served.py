@@ -11,7 +11,7 @@ PROMPT = list(range(1, 129))
 @pytest.fixture(scope="module")
 def served():
     engine = {"enable_lora": True, "lora_modules": "poems, code", "max_loras": 2, "lora_read_ms": 0.0}
-    with running(engine=engine) as stack, httpx.Client(base_url=stack.url, timeout=60) as client:
+    with running(1, engine=engine) as stack, httpx.Client(base_url=stack.url, timeout=60) as client:
         client.model = stack.model
         yield client
 

@@ -11,6 +11,7 @@ from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
+from mocker.speculation.drafter import Drafter
 from mocker.tiers.copies import SequenceCopy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -19,15 +20,19 @@ from mocker.vllm.core import VllmCore
 from mocker.vllm.offload.offload import Offload
 
 
-def verify(recording: Recording) -> Verdict:
+def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
     """Replay a recording step by step and stop at the first difference.
+
+    Args:
+        recording: what vLLM did.
+        is_counted: count tokens in each iteration, even where they have a closed form (see `VllmCore`).
 
     Raises:
         RecordingError: it cannot be replayed: requests or steps are missing.
     """
     num_steps = num_events = 0
     try:
-        replay = _Replay(recording)
+        replay = _Replay(recording, is_counted=is_counted)
     except ValueError as error:
         raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
@@ -58,15 +63,41 @@ class Lookup:
         self.num_hits_elsewhere = num_hits_elsewhere
 
 
+class _RecordedDrafter(Drafter):
+    """Answers with what was recorded with the step that ends."""
+
+    def __init__(self) -> None:
+        self.entry: Updated | None = None
+
+    def proposed(self, sequence: Sequence) -> int:
+        """See `Drafter`."""
+        assert self.entry is not None
+        return self.entry.drafts.get(str(sequence.id), 0)
+
+    def accepted(self, sequence: Sequence, num_drafts: int) -> int:
+        """See `Drafter`."""
+        assert self.entry is not None
+        return self.entry.accepted[str(sequence.id)]
+
+
 class _Replay:
     """The mocker's scheduler, driven like vLLM's."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: Recording, *, is_counted: bool) -> None:
         config = recording.config
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = VllmCore(config, config.num_gpu_blocks, recording.offloading, max_loras=recording.max_loras)
+        self._drafter = _RecordedDrafter()
+        self._scheduler = VllmCore(
+            config,
+            config.num_gpu_blocks,
+            recording.offloading,
+            max_loras=recording.max_loras,
+            drafter=self._drafter,
+            num_stages=recording.num_stages,
+            is_counted=is_counted,
+        )
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
@@ -75,6 +106,7 @@ class _Replay:
         self._aborted: list[Sequence] = []  # since the last step was scheduled, like the next
         self._handed_over: list[Sequence] = []
         self._in_slots: dict[int, Hashable] = {}  # vLLM's slot in host memory -> our name of its chunk
+        self._flushed: set[int] = set()  # numbers of copies
         self._host_hashes: set[Hashable] = set()  # vLLM's hashes that identify chunks
 
     @property
@@ -102,9 +134,11 @@ class _Replay:
         scheduler = self._scheduler
         batch = scheduler.schedule()
         self._in_flight.append(batch)
-        facts: Json = {"scheduled": {}, "new": {}, "resumed": [], "preempted": []}
+        facts: Json = {"scheduled": {}, "drafts": {}, "new": {}, "resumed": [], "preempted": []}
         if batch is not None:
             facts["scheduled"] = {sequence.id: count for sequence, count in scheduler.num_new_tokens(batch)}
+            if scheduler.is_counted:
+                facts["drafts"] = {sequence.id: count for sequence, count in batch.drafts.items()}
             counts = dict(batch.chunks)
             facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
@@ -112,18 +146,22 @@ class _Replay:
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         copies = self._copies(scheduler.offload, entry)
         for sequence in started:
-            if sequence in self._loaded:
-                self._loaded.remove(sequence)  # it was counted when its load began
-            else:
-                hits = sequence.num_computed - counts[sequence]
+            hits = sequence.num_computed - counts[sequence]
+            if sequence not in self._loaded or not hits:  # else it was counted when its load began
                 self._lookups.append(Lookup(sequence, hits))
+            self._loaded.discard(sequence)
         facts |= self._transfers(started) | self._state()
         return facts | copies
 
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
         """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
         work = offload.take_work()
-        facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
+        # vLLM may name a copy again, until it hears that it has ended; it has been flushed once.
+        flushed = {copy.number for copy in work.flushed}
+        if "flushed" in entry.facts:
+            flushed |= entry.facts["flushed"] & self._flushed
+            self._flushed |= flushed
+        facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": flushed}
         for copy in work.stores:
             assert isinstance(copy, SequenceCopy)
             _, slots = entry.facts["host_stores"].get(copy.number, (None, []))
@@ -163,13 +201,16 @@ class _Replay:
         return facts
 
     def _update(self, batch: Batch | None, entry: Updated) -> Json:
-        facts: Json = {"sampled": set(), "finished": {}, "wasted": {}}
+        facts: Json = {"sampled": {}, "finished": {}, "wasted": {}}
         if batch is not None:
-            computed = (*batch.decodes, *batch.sampled)
-            facts["wasted"] = {one.id: 1 for one in computed if not self._scheduler.is_delivered(one)}
+            made = {one: 1 + entry.accepted.get(str(one.id), 0) for one in (*batch.decodes, *batch.sampled)}
             speaking = [sequence for sequence in batch.decodes if self._scheduler.is_delivered(sequence)]
+            self._drafter.entry = entry
             sampled, finished = self._scheduler.update(batch)
-            facts["sampled"] = {sequence.id for sequence in (*speaking, *sampled)}
+            counts = dict.fromkeys((*speaking, *sampled), 1) | dict(batch.emitted if self._scheduler.is_counted else ())
+            facts["sampled"] = {sequence.id: count for sequence, count in counts.items()}
+            wasted = {one.id: count - counts.get(one, 0) for one, count in made.items()}
+            facts["wasted"] = {id: count for id, count in wasted.items() if count}
             facts["finished"] = {sequence.id: sequence.finish_reason for sequence in finished}
         held = [s for s in self._scheduler.retention.kept if s.is_remote_decode and facts["finished"].get(s.id)]
         facts["handed_over"] = {sequence.id: [sequence.num_blocks, sequence.cached_tokens] for sequence in held}

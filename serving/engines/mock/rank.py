@@ -56,6 +56,7 @@ class MockEngine:
             adapters=simulated.adapters,
             kv_events=events is not None,
             max_loras=max_loras,
+            acceptance=simulated.acceptance,
         )
         self._events = events
         self._handover = handover

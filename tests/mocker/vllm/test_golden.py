@@ -16,13 +16,13 @@ def test_the_recordings_are_here():
     assert Counter(path.parent.name for path in FILES) == {
         "vllm-0.32": 16,
         "vllm-0.32-full": 36,
-        "vllm-0.32-more": 37,
+        "vllm-0.32-more": 55,
         "vllm-0.33": 21,
     }
     asynchronous = [path for path in FILES if recordings.read(path).config.async_scheduling]
     assert Counter(path.parent.name for path in asynchronous) == {
         "vllm-0.32-full": 12,
-        "vllm-0.32-more": 19,
+        "vllm-0.32-more": 27,
         "vllm-0.33": 10,
     }
 
@@ -48,6 +48,11 @@ def test_every_step_of_a_recording_reproduces(path):
     assert verdict.difference is None
     steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
     assert verdict.num_steps == len(steps) > 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_step_reproduces_if_tokens_are_counted_in_each_of_them(path):
+    assert replay.verify(recordings.read(path), is_counted=True).difference is None
 
 
 def test_a_changed_recording_is_told_apart():
