@@ -115,10 +115,11 @@ class CountedRunning(RunningQueue):
         batch.preempted, batch.starved, batch.delayed, batch.drafts = [], [], [], {}
         budget = self._config.max_num_batched_tokens - self._num_slots
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
+        is_holding = self.interval.is_holding
         while len(granted) < len(self.sequences) and budget > 0:
             sequence = self.sequences[len(granted)]
             counts = self._counts[sequence]
-            count = self._num_next(sequence, counts, budget)
+            count = 0 if is_holding and counts.is_partial else self._num_next(sequence, counts, budget)
             if not count:
                 granted[sequence] = 0
                 continue
@@ -128,6 +129,10 @@ class CountedRunning(RunningQueue):
             if refund is None:
                 break
             budget += refund
+            if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                if self._goes_on:
+                    continue
+                break
             self._has_partial |= counts.is_partial
             num_drafts = computed - sequence.num_known - counts.num_placeholders
             if num_drafts > 0:

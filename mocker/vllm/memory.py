@@ -22,7 +22,9 @@ class Memory:
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = Offload() if host is None else HostOffload(host, self.pool, config.block_size, outbox)
+        self.offload = Offload()
+        if host is not None:
+            self.offload = HostOffload(host, self.pool, config.block_size, outbox, config.rules)
         may_overlap = config.is_async or num_stages > 1
         self.retention = Retention(self.pool, has_fence=may_overlap and (config.is_kv_consumer or self.has_host))
         self.prefix_cache_stats = PrefixCacheStats()

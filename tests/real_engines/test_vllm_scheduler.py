@@ -17,6 +17,7 @@ from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, Engi
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
 from mocker.vllm.core import VllmCore
+from tests.real_engines.serving_vllm import installed_version
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 NUM_SCENARIOS = 60
@@ -112,6 +113,7 @@ def config_of(rng, is_async, kv_role):
     budget = rng.choice([4, 5, 8, 9, 12, 16, 16, 32])
     size = rng.choice([1, 2, 4, 4, 4, 8])
     config = EngineConfig(
+        engine_version=installed_version(),
         block_size=size,
         num_gpu_blocks=1 + rng.choice([28, 32, 36, 44, 52, 76, 156]) // size,
         max_num_seqs=(seats := min(rng.choice([1, 2, 3, 4, 8]), budget)),

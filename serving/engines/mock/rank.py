@@ -54,6 +54,7 @@ class MockEngine:
             num_ranks=simulated.num_ranks,
             host=simulated.host,
             more=simulated.more,
+            adapters=simulated.adapters,
             kv_events=events is not None,
             max_loras=max_loras,
             acceptance=simulated.acceptance,
