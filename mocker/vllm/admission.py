@@ -45,7 +45,8 @@ class Admission:
         self._pool = memory.pool
         self._first_blocks = first_blocks
         self._running = running
-        self._speculation = Speculation(config)
+        self._speculation = speculation = Speculation(config)
+        self._speculates, self._num_slots = speculation.num_drafts > 0, speculation.num_slots
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
@@ -91,8 +92,9 @@ class Admission:
                 self._queues.fetch(num_skipped)
             else:
                 num_skipped += 1
-        for sequence in reversed(empty):
-            self._queues.give_up_load(sequence)
+        if empty:
+            for sequence in reversed(empty):
+                self._queues.give_up_load(sequence)
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
@@ -109,46 +111,51 @@ class Admission:
             if more:
                 return self._start_load(sequence, hits, computed + more)
         count = self._running.cut_to_threshold(known - computed)
-        num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
-        if num_padding >= budget:
-            return "stop", 0  # vLLM prefers not to start it
+        num_padding = 0
+        if self._speculates and known - computed == 1:
+            num_padding = self._running.num_padding(batch, computed)
+            if num_padding >= budget:
+                return "stop", 0  # vLLM prefers not to start it
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
-        count += num_padding
-        reach = self._speculation.num_places(computed + count)
-        if self._config.scheduler_reserve_full_isl:
-            reach = max(reach, known)
+        places = computed + count + num_padding
+        if self._speculates:
+            places = self._speculation.num_places(places)
+        reach = max(places, known) if self._config.scheduler_reserve_full_isl else places
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
             return "stop", 0
-        self._start(batch, sequence, hits, computed, count, num_padding)
-        return "start", count + self._speculation.num_slots
+        self._start(batch, sequence, hits, computed)
+        self._give_first(batch, sequence, count + num_padding, num_padding, places)
+        return "start", count + num_padding + self._num_slots
 
     def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
         return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int, num_padding: int) -> None:
-        """Start a waiting sequence, with its first chunk after the cached or loaded part."""
-        was_holding = sequence in self._queues.holding
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int) -> None:
+        """Start a waiting sequence with what is cached or loaded."""
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
         if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
             self._stats.count(sequence, computed)
-        computed += count
-        num_places = self._speculation.num_places(computed)
-        needed = max(num_blocks_of(num_places, self._config.block_size) - sequence.num_blocks, 0)
-        self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
+        sequence.num_computed = computed
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
             batch.admitted = [*batch.admitted, sequence]
             if sequence.is_token_shipped:
                 self._outbox.shipped.append(sequence)
-        batch.chunks.append((sequence, count))
         sequence.state = RUNNING
-        self._running.start(batch, sequence, count, num_padding, was_holding=was_holding)
         if self._adapters is not None:
             self._adapters.add(sequence)
+
+    def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, places: int) -> None:
+        """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and blocks for `places`."""
+        computed = sequence.num_computed + count
+        needed = max(num_blocks_of(places, self._config.block_size) - sequence.num_blocks, 0)
+        self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
+        batch.chunks.append((sequence, count))
+        self._running.start(batch, sequence, count, num_padding)

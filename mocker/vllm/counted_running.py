@@ -98,7 +98,7 @@ class CountedRunning(RunningQueue):
         self._limit = NEVER if config.max_model_len is None else config.max_model_len
         self._stagger = num_stages  # calls from a token of a sequence to its next, if asynchronous
         self._counts: dict[Sequence, Counts] = {}
-        self._partial: dict[Sequence, None] = {}  # sequences whose prompts, or loads, keep blocks reserved
+        self._partial: dict[Sequence, None] = {}  # prompts that are loaded, or computed
         self._flights: deque[Flight] = deque()
         self._tokens: dict[Sequence, int] = {}  # of the batch that is being scheduled
         self._has_partial = False  # in it: a running sequence whose batch before left a part of its prompt
@@ -168,15 +168,19 @@ class CountedRunning(RunningQueue):
         fits = num_computed + num_drafts + 2 <= self._limit
         return num_drafts if has_company and fits and not self._has_partial else 0
 
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
         """See `RunningQueue`."""
         self.sequences.append(sequence)
         self._counts.setdefault(sequence, Counts()).is_partial = True
         self._tokens[sequence] = count
         if num_padding:
             batch.drafts[sequence] = num_padding
-        if was_holding or sequence.num_computed < sequence.num_known:
+        if sequence.num_computed < sequence.num_known:
             self._partial[sequence] = None
+
+    def expect_load(self, sequence: Sequence) -> None:
+        """See `RunningQueue`."""
+        self._partial[sequence] = None
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Record the still running sequences in the batch."""

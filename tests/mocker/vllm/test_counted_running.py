@@ -158,6 +158,10 @@ class TestPadding:
         assert scheduled(made)[1] == {"first": 4}
         assert [one.id for one in made.waiting] == ["same", "none"]
 
+    @pytest.mark.parametrize(("max_model_len", "count"), [(36, 1), (37, 4)])
+    def test_only_if_there_is_room_for_the_token_that_comes(self, max_model_len, count):
+        assert scheduled(self.started(max_model_len=max_model_len))[1]["same"] == count
+
     def test_not_if_nothing_is_computed_for_anybody(self):
         made = core(3, speculative_method="ngram")
         made.add(sequence("one token", 1, 9))
