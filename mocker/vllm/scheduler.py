@@ -83,6 +83,8 @@ class Scheduler(Core):
             self._running = running = Running(config, memory, queues)
             self._fast_paths = FastPaths(config, memory, running)
             self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
+        self.is_counted = self._fast_paths is None
+        """Whether batches say how many tokens each decode has."""
         self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
         self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
         self._offers = Offers(config, memory, first_blocks, self._running)
