@@ -111,18 +111,16 @@ class Admission:
             if more:
                 return self._start_load(sequence, hits, computed + more)
         count = self._running.cut_to_threshold(known - computed)
-        num_padding = 0
-        if self._speculates and known - computed == 1:
-            num_padding = self._running.num_padding(batch, computed)
-            if num_padding >= budget:
-                return "stop", 0  # vLLM prefers not to start it
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
-        places = computed + count + num_padding
+        places, num_padding = computed + count, 0
         if self._speculates:
-            places = self._speculation.num_places(places)
+            num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
+            if num_padding >= budget:
+                return "stop", 0  # vLLM prefers not to start it
+            places = self._speculation.num_places(places + num_padding)
         reach = max(places, known) if self._config.scheduler_reserve_full_isl else places
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
