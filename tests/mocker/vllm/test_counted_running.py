@@ -233,6 +233,18 @@ def test_asynchronously_the_tokens_of_a_sequence_are_as_many_batches_apart_as_th
     assert [tokens for _, tokens in batches] == [{"a": 10}, {}, {}, {"a": 1}]
 
 
+def test_blocks_of_a_consumer_wait_for_all_batches_that_may_write_them():
+    made = core(0, num_stages=3, kv_role="kv_consumer")
+    made.add(one := sequence("a", 150, 3))
+    batches = [made.schedule() for _ in range(3)]
+    made.abort(one)
+    free = [made.pool.num_free]
+    for batch in batches:
+        made.update(batch)
+        free.append(made.pool.num_free)
+    assert free == [6, 6, 6, 16]
+
+
 # In closed form and counted
 
 
