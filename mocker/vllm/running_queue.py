@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from mocker.batch import Batch
 from mocker.sequence import Sequence
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues, priority
@@ -158,6 +157,3 @@ class RunningQueue(ABC):
     def is_draining(self, sequence: Sequence) -> bool:
         """Return whether a preempted sequence must wait until its tokens in flight are known."""
         return False
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return num_blocks_of(num_tokens, self._size)
