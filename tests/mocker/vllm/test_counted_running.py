@@ -158,6 +158,10 @@ class TestPadding:
         assert scheduled(made)[1] == {"first": 4}
         assert [one.id for one in made.waiting] == ["same", "none"]
 
+    @pytest.mark.parametrize(("max_model_len", "count"), [(36, 1), (37, 4)])
+    def test_only_if_there_is_room_for_the_token_that_comes(self, max_model_len, count):
+        assert scheduled(self.started(max_model_len=max_model_len))[1]["same"] == count
+
     def test_not_if_nothing_is_computed_for_anybody(self):
         made = core(3, speculative_method="ngram")
         made.add(sequence("one token", 1, 9))
@@ -227,6 +231,18 @@ def test_asynchronously_the_tokens_of_a_sequence_are_as_many_batches_apart_as_th
     made.add(sequence("a", 10, 9))
     batches = [scheduled(made) for _ in range(4)]
     assert [tokens for _, tokens in batches] == [{"a": 10}, {}, {}, {"a": 1}]
+
+
+def test_blocks_of_a_consumer_wait_for_all_batches_that_may_write_them():
+    made = core(0, num_stages=3, kv_role="kv_consumer")
+    made.add(one := sequence("a", 150, 3))
+    batches = [made.schedule() for _ in range(3)]
+    made.abort(one)
+    free = [made.pool.num_free]
+    for batch in batches:
+        made.update(batch)
+        free.append(made.pool.num_free)
+    assert free == [6, 6, 6, 16]
 
 
 # In closed form and counted

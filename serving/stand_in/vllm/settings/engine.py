@@ -15,8 +15,8 @@ from mocker.vllm.config import EngineConfig
 from mocker.vllm.versions import version_of
 from serving.stand_in.config import RanksConfig
 from serving.stand_in.simulation import SimulationConfig
-from serving.stand_in.vllm.settings.speculation import speculation_of
 from serving.stand_in.vllm.flags.arguments import version
+from serving.stand_in.vllm.settings.speculation import speculation_of
 
 BLOCK_SIZE = 16
 LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
