@@ -96,6 +96,7 @@ class Scheduler(Core):
         self.pool = memory.pool
         self.offload = memory.offload
         self.retention = memory.retention
+        self.num_named_ahead = memory.num_named_ahead
         self.prefix_cache_stats = memory.prefix_cache_stats
         self.running = self._running.sequences
         self.dropped = self._running.dropped

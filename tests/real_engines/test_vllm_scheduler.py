@@ -130,6 +130,8 @@ def config_of(rng, is_async, kv_role):
         kv_role=kv_role,
         kv_load_failure_policy=rng.choice(["fail", "recompute"]),
     )
+    if config.rules.holds_prefills and rng.random() < 0.3:
+        config = replace(config, prefill_schedule_interval=rng.choice([2, 3, 6]))
     if budget >= 12 and rng.random() < 0.2:
         return replace(config, enable_chunked_prefill=False, max_model_len=min(budget, 24))
     return config
@@ -249,6 +251,7 @@ class VLLM:
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
                 watermark=config.watermark,
                 scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+                prefill_schedule_interval=config.prefill_schedule_interval,
             ),
             cache_config=CacheConfig(block_size=size, enable_prefix_caching=config.enable_prefix_caching),
             device_config=DeviceConfig("cpu"),
@@ -284,7 +287,8 @@ class VLLM:
         self.published = []
         self.scheduler.kv_event_publisher.publish = lambda batch: self.published.extend(batch.events)
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(size, sha256) if config.enable_prefix_caching else None
+        ahead = [1] if getattr(settings, "num_hash_lookahead_tokens", 0) else []
+        self._hasher = get_request_block_hasher(size, sha256, *ahead) if config.enable_prefix_caching else None
         self._asked = {}
         self._requests = {}
 
@@ -452,7 +456,9 @@ class Ours:
             num_prompt=len(asked.prompt),
             max_tokens=len(asked.answer),
             stop_after=asked.stop_after,
-            chain=BlockChain(content_ids(tokens, self._config.block_size, adapter=adapter)),
+            chain=BlockChain(
+                content_ids(tokens, self._config.block_size, adapter=adapter, num_ahead=self.scheduler.num_named_ahead)
+            ),
             adapter=adapter,
             is_remote_prefill=asked.is_loaded,
             is_remote_decode=asked.is_sent,

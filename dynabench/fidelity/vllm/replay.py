@@ -356,7 +356,9 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
     if action.kind == "add":
         if action.id in sequences:
             raise ValueError(f"request {action.id!r} is added twice")
-        sequences[action.id] = sequence = _sequence(action, block_size, len(sequences))
+        sequences[action.id] = sequence = _sequence(
+            action, block_size, len(sequences), num_ahead=scheduler.num_named_ahead
+        )
         scheduler.add(sequence)
     elif action.kind == "abort":
         scheduler.abort(sequences[action.id])
@@ -365,24 +367,31 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
     return None
 
 
-def content_ids(tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "") -> list[Hashable]:
-    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it."""
+def content_ids(
+    tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "", *, num_ahead: int = 0
+) -> list[Hashable]:
+    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it.
+
+    A name may include so many tokens after the block, without which it has none.
+    """
     ids: list[Hashable] = []
     parent: Hashable = ("salt", salt, adapter)
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = hash((parent, tuple(tokens[start : start + block_size])))
+    for start in range(0, len(tokens) - block_size - num_ahead + 1, block_size):
+        parent = hash((parent, tuple(tokens[start : start + block_size + num_ahead])))
         ids.append(parent)
     return ids
 
 
-def _sequence(action: Action, block_size: int, order: int) -> Sequence:
+def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) -> Sequence:
     stop = next((place for place, token in enumerate(action.output) if token in action.stops), None)
     return Sequence(
         action.id,
         num_prompt=len(action.prompt),
         max_tokens=action.max_tokens,
         stop_after=None if stop is None else stop + 1,
-        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt, action.adapter)),
+        chain=BlockChain(
+            content_ids(action.prompt + action.output, block_size, action.salt, action.adapter, num_ahead=num_ahead)
+        ),
         is_remote_prefill=action.remote == "decode",
         is_remote_decode=action.remote == "prefill",
         priority=action.priority,

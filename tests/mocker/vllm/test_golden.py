@@ -17,13 +17,13 @@ def test_the_recordings_are_here():
         "vllm-0.32": 16,
         "vllm-0.32-full": 36,
         "vllm-0.32-more": 55,
-        "vllm-0.33": 21,
+        "vllm-0.33": 32,
     }
     asynchronous = [path for path in FILES if recordings.read(path).config.async_scheduling]
     assert Counter(path.parent.name for path in asynchronous) == {
         "vllm-0.32-full": 12,
         "vllm-0.32-more": 27,
-        "vllm-0.33": 10,
+        "vllm-0.33": 16,
     }
 
 
@@ -32,7 +32,10 @@ def test_a_recording_follows_the_rules_of_the_version_that_it_names():
     assert versions == {"vllm-0.32": "0.32", "vllm-0.32-full": "0.32", "vllm-0.32-more": "0.32", "vllm-0.33": "0.33"}
 
 
-@pytest.mark.parametrize("name", ["lora33_dev1", "interval33_dev1", "offlru33_dev1", "offsync33_dev1", "prio33_dev2"])
+@pytest.mark.parametrize(
+    "name",
+    ["lora33_dev1", "interval33_dev1", "offlru33_dev1", "offsync33_dev1", "prio33_dev2", "spec33_dev1", "eagle33_dev1"],
+)
 def test_with_the_rules_of_another_version_a_recording_does_not_reproduce(name):
     recording = recordings.read(GOLDEN / "vllm-0.33" / f"{name}.sched.jsonl.gz")
     if recording.offloading is not None:

@@ -5,9 +5,11 @@ import math
 import pytest
 
 from mocker import BlockChain, EngineConfig, Sequence, new_engine
+from mocker.speculation.drafter import Drafter
 from mocker.tiers.config import HostMemory
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.core import VllmCore
 from mocker.vllm.versions import NEWEST, RULES, version_of
 
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000.0, constant_decode_ms=250.0)
@@ -130,3 +132,59 @@ def test_what_exceeds_the_budget_is_waited_for_outside_of_steps():
 def made_with(made, sequence):
     made.add(sequence)
     return made
+
+
+class Accepts(Drafter):
+    """Three drafts for each step, all of which are accepted."""
+
+    def proposed(self, sequence):
+        return 3
+
+    def accepted(self, sequence, num_drafts):
+        return num_drafts
+
+
+def speculating(version, **settings):
+    config = EngineConfig(
+        engine_version=version,
+        block_size=16,
+        num_gpu_blocks=40,
+        async_scheduling=False,
+        num_speculative_tokens=3,
+        **settings,
+    )
+    return VllmCore(config, config.num_gpu_blocks, drafter=Accepts())
+
+
+def step(core):
+    core.update(core.schedule())
+    return sum(event.stop - event.start for event in core.pool.events)
+
+
+@pytest.mark.parametrize(("version", "stored"), [("0.32", [1, 1, 2]), ("0.33", [1, 2, 2])])
+def test_blocks_of_accepted_tokens_are_cached_when_they_are_known_or_when_there_are_more(version, stored):
+    core = speculating(version, speculative_method="ngram")
+    core.add(prompt("a", num_prompt=30, max_tokens=20))  # known: 31, 35, 39
+    assert [step(core) for _ in stored] == stored
+
+
+@pytest.mark.parametrize(
+    ("version", "role", "hits"), [("0.32", None, 32), ("0.33", None, 48), ("0.33", "kv_producer", 32)]
+)
+def test_with_look_ahead_in_names_no_block_of_a_hit_is_computed_again(version, role, hits):
+    core = speculating(version, speculative_method="eagle", kv_role=role)
+    core.add(prompt("a", num_prompt=60, name="same"))
+    step(core)
+    late = prompt("b", num_prompt=60, name="same")
+    core.add(late)
+    core.schedule()
+    assert late.cached_tokens == hits
+
+
+def test_with_look_ahead_a_block_is_cached_once_the_token_after_it_is_known():
+    core = speculating("0.33", speculative_method="eagle")
+    core.add(prompt("a", num_prompt=32))
+    batch = core.schedule()
+    assert [(event.start, event.stop) for event in core.pool.events] == [(0, 1)]
+    core.update(batch)
+    assert [(event.start, event.stop) for event in core.pool.events] == [(0, 1), (1, 2)]
