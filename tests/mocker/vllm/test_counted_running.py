@@ -142,6 +142,22 @@ def test_drafts_of_a_preempted_sequence_are_thrown_away():
     assert [count for count in tokens[5:] if count][:3] == [20, 3, 4]
 
 
+def test_what_a_victim_was_given_in_the_same_step_is_taken_back():
+    more = {"num_gpu_blocks": 4, "max_num_batched_tokens": 12, "enable_prefix_caching": False}
+    more |= {"scheduling_policy": "priority", "scheduler_reserve_full_isl": False}
+    made = core(2, speculative_method="draft_model", **more)
+    low, high, tail = sequence("low", 4, 9), sequence("high", 10, 9), sequence("tail", 20, 1)
+    low.priority = 1
+    for steps, new in ((1, low), (3, high), (1, tail)):
+        made.add(new)
+        for _ in range(steps):
+            made.update(made.schedule())
+    batch, tokens = scheduled(made)  # high needs a second block, and low, which is before it, has had 3 tokens
+    assert [one.id for one in batch.preempted] == ["low"]
+    assert tokens == {"high": 3, "tail": 7}  # of 12, with one more for each of them
+    assert {one.id: count for one, count in batch.drafts.items()} == {"high": 2}
+
+
 class TestPadding:
     """A sequence that needs only its last prompt token is scheduled like a decode, with drafts that are all rejected."""
 
