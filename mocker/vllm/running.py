@@ -220,7 +220,8 @@ class Running(RunningQueue):
 
     def tokenless(self, batch: Batch) -> list[Sequence]:
         """See `RunningQueue`."""
-        return [*self.ending, *batch.starved]
+        chunks = {sequence for sequence, _ in batch.chunks}
+        return [s for s in self.sequences if s not in chunks and (not s.decoding or s in batch.starved)]
 
     def prefilling(self) -> list[Sequence]:
         """See `RunningQueue`."""

@@ -78,14 +78,15 @@ class Scheduler(Core):
         self._queues = queues
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
-        self._running: RunningQueue
+        running: RunningQueue
         if is_counted or config.num_speculative_tokens or num_stages > 1:
-            self._running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
+            running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
         else:
-            self._running = running = Running(config, memory, queues)
-            self._fast_paths = FastPaths(config, memory, running)
-            self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
-        self._interval = self._running.interval if self._running.interval.is_on else None
+            running = in_closed_form = Running(config, memory, queues)
+            self._fast_paths = FastPaths(config, memory, in_closed_form)
+            self._leaps = Leaps(config, memory, in_closed_form, queues, has_adapters=adapters is not None)
+        self._running = running
+        self._interval = running.interval if running.interval.is_on else None
         self.is_counted = self._fast_paths is None
         """Whether batches say how many tokens each decode has."""
         self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
