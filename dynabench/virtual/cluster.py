@@ -173,6 +173,7 @@ class Cluster:
             num_ranks=simulated.num_ranks,
             host=simulated.host,
             more=simulated.more,
+            adapters=simulated.adapters,
             kv_events=routing.router.wants_events,
             ordered_events=False,
             acceptance=simulated.acceptance,

@@ -45,24 +45,27 @@ class Admission:
         self._pool = memory.pool
         self._first_blocks = first_blocks
         self._running = running
+        self._interval = running.interval
         self._speculation = speculation = Speculation(config)
         self._speculates, self._num_slots = speculation.num_drafts > 0, speculation.num_slots
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
+        self._loads_within_step = memory.offload.loads_within_step
         self._stats = memory.prefix_cache_stats
         self._adapters = adapters
         self._outbox = outbox
 
     def admit(self, batch: Batch, budget: int, *, takes_new: bool) -> None:
         """Go through those that hold blocks, then if `takes_new` through the others, each first come, first served."""
+        if self._loads_within_step:
+            self._offload.begin_step()
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
         empty = NOBODY  # of `holding`, skipped though nothing of them is computed
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            tokenless = running.tokenless(batch)
-            self._adapters.reset(s for s in running.sequences if s not in tokenless)
+            self._adapters.begin(running.sequences, without=running.tokenless(batch))
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -98,7 +101,7 @@ class Admission:
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
-        known, computed, hits = sequence.num_known, sequence.num_computed, 0
+        known, computed, hits, loaded = sequence.num_known, sequence.num_computed, 0, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
             computed = hits * self._config.block_size
@@ -108,8 +111,12 @@ class Admission:
             more = self._offload.ask(sequence, computed)
             if more is None:
                 return "skip", 0
-            if more:
+            if more and not (self._loads_within_step and self._offload.reserve(more, known - computed)):
                 return self._start_load(sequence, hits, computed + more)
+            loaded = more
+            computed += loaded
+        if self._interval.is_holding and computed < known - 1:
+            return "stop", 0
         count = self._running.cut_to_threshold(known - computed)
         if count > budget:
             if not self._config.enable_chunked_prefill:
@@ -125,21 +132,24 @@ class Admission:
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
             return "stop", 0
-        self._start(batch, sequence, hits, computed)
+        self._start(batch, sequence, hits, computed - loaded, loaded)
         self._give_first(batch, sequence, count + num_padding, num_padding, places)
         return "start", count + num_padding + self._num_slots
 
     def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
         return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int) -> None:
-        """Start a waiting sequence with what is cached or loaded."""
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, num_local: int, num_loaded: int) -> None:
+        """Start a waiting sequence with what is cached; `num_loaded` tokens more are loaded before this step computes."""
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
         if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
-            self._stats.count(sequence, computed)
-        sequence.num_computed = computed
+            self._stats.count(sequence, num_local)
+        if num_loaded:
+            self._offload.load(sequence, num_local, num_loaded, is_within_step=True)
+            self._stats.count_load(sequence, 0)
+        sequence.num_computed = num_local + num_loaded
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:

@@ -95,6 +95,8 @@ class CountedRunning(RunningQueue):
         self.drains = True
         self._drafter = drafter if speculation.num_drafts else None
         self._is_async = config.is_async
+        self._caches_accepted = config.rules.caches_accepted
+        self._named_ahead = memory.num_named_ahead
         self._drops_output = config.is_kv_producer
         self._limit = NEVER if config.max_model_len is None else config.max_model_len
         self._stagger = num_stages  # calls from a token of a sequence to its next, if asynchronous
@@ -116,11 +118,12 @@ class CountedRunning(RunningQueue):
         batch.preempted, batch.starved, batch.delayed, batch.drafts = [], [], [], {}
         budget = self._config.max_num_batched_tokens - self._num_slots
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
+        is_holding = self.interval.is_holding
         sequences, pool, size = self.sequences, self._pool, self._size
         while len(granted) < len(sequences) and budget > 0:
             sequence = sequences[len(granted)]
             counts = self._counts[sequence]
-            count = self._num_next(sequence, counts, budget)
+            count = 0 if is_holding and counts.is_partial else self._num_next(sequence, counts, budget)
             if not count:
                 granted[sequence] = 0
                 continue
@@ -131,6 +134,10 @@ class CountedRunning(RunningQueue):
                 if refund is None:
                     break
                 budget += refund
+                if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                    if self._goes_on:
+                        continue
+                    break
             self._has_partial |= counts.is_partial
             num_drafts = computed - sequence.num_known - counts.num_placeholders
             if num_drafts > 0:
@@ -167,10 +174,11 @@ class CountedRunning(RunningQueue):
         if needed > 0:
             self._pool.allocate(needed)
             sequence.num_blocks += needed
-        self._store(sequence, num_cacheable)
+        self._cache(sequence, num_cacheable)
 
-    def _store(self, sequence: Sequence, num_tokens: int) -> None:
-        num_full = num_tokens // self._size
+    def _cache(self, sequence: Sequence, num_tokens: int) -> None:
+        """Cache the blocks of this many tokens, as far as they can be named."""
+        num_full = min(num_tokens, sequence.num_known - self._named_ahead) // self._size
         if num_full > sequence.num_cached_blocks:
             self._pool.store(sequence, num_full)
 
@@ -309,7 +317,10 @@ class CountedRunning(RunningQueue):
             num_emitted = min(1 + num_accepted, sequence.num_total - sequence.num_known)
             sequence.num_known += num_emitted
             if not is_stale:
-                self._settle(sequence, counts, num_drafts - num_accepted, num_emitted)
+                num_lost = num_drafts - num_accepted
+                if self._caches_accepted:  # what comes after a stop does not count as computed, either
+                    num_lost = num_drafts + 1 - num_emitted
+                self._settle(sequence, counts, num_lost, num_emitted)
             if sequence in padded:
                 sampled.append(sequence)
             else:
@@ -328,13 +339,18 @@ class CountedRunning(RunningQueue):
         assert self._drafter is not None
         return self._drafter.accepted(sequence, num_drafts)
 
-    def _settle(self, sequence: Sequence, counts: Counts, num_rejected: int, num_emitted: int) -> None:
-        """Count what a batch brought a sequence, and ask for its next drafts."""
-        sequence.num_computed -= num_rejected
+    def _settle(self, sequence: Sequence, counts: Counts, num_lost: int, num_emitted: int) -> None:
+        """Count what a batch brought a sequence, and lost, and ask for its next drafts."""
+        sequence.num_computed -= num_lost
         if self._is_async:
-            counts.num_placeholders -= num_rejected + num_emitted
-            self._store(sequence, sequence.num_computed - counts.num_placeholders)
-        elif self._drafter is not None and sequence.num_known < sequence.num_total:
+            counts.num_placeholders -= num_lost + num_emitted
+        if self._caches_accepted and (self._is_async or self._drafter is not None):
+            self._cache(sequence, sequence.num_computed - counts.num_in_flight)
+        elif self._is_async:
+            self._cache(sequence, sequence.num_computed - counts.num_placeholders)
+        if self._is_async:
+            return
+        if self._drafter is not None and sequence.num_known < sequence.num_total:
             counts.num_drafts = self._drafter.proposed(sequence)
 
     def leave(self, sequence: Sequence) -> None:

@@ -15,7 +15,7 @@ class FirstBlocks:
         self._size = config.block_size
         self._caches = config.enable_prefix_caching
         self._watermark = memory.watermark_blocks
-        self._drops_last = Speculation(config).drops_last_hit
+        self._drops_last = Speculation(config).drops_last_hit and not memory.num_named_ahead
 
     def num_cached(self, sequence: Sequence) -> int:
         """Count the cached blocks at the start of a sequence's tokens, of which at least one must be computed."""

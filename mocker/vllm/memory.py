@@ -8,6 +8,7 @@ from mocker.vllm.config import EngineConfig
 from mocker.vllm.offload.host_offload import HostOffload
 from mocker.vllm.offload.offload import Offload
 from mocker.vllm.retention import Retention
+from mocker.vllm.speculation import Speculation
 
 
 class Memory:
@@ -22,9 +23,15 @@ class Memory:
         self.pool = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = Offload() if host is None else HostOffload(host, self.pool, config.block_size, outbox)
+        self.offload = Offload()
+        if host is not None:
+            self.offload = HostOffload(host, self.pool, config.block_size, outbox, config.rules)
         may_overlap = config.is_async or num_stages > 1
         self.retention = Retention(self.pool, has_fence=may_overlap and (config.is_kv_consumer or self.has_host))
+        looks_ahead = config.rules.hashes_look_ahead and Speculation(config).drops_last_hit
+        has_connector = self.has_host or config.kv_role is not None
+        self.num_named_ahead = int(looks_ahead and config.enable_prefix_caching and not has_connector)
+        """Tokens after a block that are part of its name: it can be cached once they are known, and no hit is dropped."""
         self.prefix_cache_stats = PrefixCacheStats()
         """How much of the prompts was found there."""
         self.watermark_blocks = int(config.watermark * num_blocks)

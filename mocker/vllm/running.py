@@ -43,9 +43,10 @@ class Running(RunningQueue):
         budget, size = self._config.max_num_batched_tokens, self._size
         batch.preempted, batch.starved, batch.delayed = [], [], []
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
+        is_holding = self.interval.is_holding
         while len(granted) < len(self.sequences) and budget > 0:
             sequence = self.sequences[len(granted)]
-            if sequence in self.ending:
+            if sequence in self.ending or (is_holding and not sequence.decoding):
                 granted[sequence] = 0
                 continue
             computed = sequence.computed(self.iteration)
@@ -56,6 +57,10 @@ class Running(RunningQueue):
             if refund is None:
                 break
             budget += refund
+            if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                if self._goes_on:
+                    continue
+                break
             num_cacheable = computed + count if self.knows_last(sequence) else computed
             self.grant(sequence, computed + count, needed, num_cacheable=num_cacheable)
             granted[sequence] = count

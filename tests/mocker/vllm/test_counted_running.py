@@ -121,9 +121,18 @@ def test_a_drafter_with_a_cache_of_its_own_needs_places_ahead(method, num_blocks
     assert one.num_blocks == num_blocks
 
 
-@pytest.mark.parametrize(("method", "num_cached"), [("ngram", 32), ("draft_model", 32), ("eagle3", 16), ("mtp", 16)])
-def test_drafts_from_the_models_own_states_need_the_last_cached_block_again(method, num_cached):
-    made = core(3, speculative_method=method)
+@pytest.mark.parametrize(
+    ("version", "method", "num_cached"),
+    [
+        ("0.32", "ngram", 32),
+        ("0.32", "draft_model", 32),
+        ("0.32", "eagle3", 16),
+        ("0.32", "mtp", 16),
+        ("0.33", "mtp", 32),
+    ],
+)
+def test_drafts_from_the_models_own_states_needed_the_last_cached_block_again(version, method, num_cached):
+    made = core(3, speculative_method=method, engine_version=version)
     made.add(sequence("a", 40, 1, ids=["x", "y"]))
     made.update(made.schedule())
     made.add(one := sequence("b", 40, 9, ids=["x", "y"]))
