@@ -480,7 +480,8 @@ class Ours:
         if batch is not None:
             facts["scheduled"] = [(sequence.id, count) for sequence, count in scheduler.num_new_tokens(batch)]
             facts["preempted"] = sorted(one.id for one in batch.preempted)
-            facts["drafts"] = {one.id: count for one, count in batch.drafts.items()}
+            if scheduler.is_counted:
+                facts["drafts"] = {one.id: count for one, count in batch.drafts.items()}
         return batch, facts | self.state()
 
     def update(self, batch, transferred):
@@ -489,7 +490,9 @@ class Ours:
         if batch is not None:
             speaking = {one.id: 1 for one in batch.decodes if scheduler.is_delivered(one)}
             sampled, finished = scheduler.update(batch)
-            speaking |= {one.id: 1 for one in sampled} | {one.id: count for one, count in batch.emitted}
+            speaking |= {one.id: 1 for one in sampled}
+            if scheduler.is_counted:
+                speaking |= {one.id: count for one, count in batch.emitted}
             self._handed_over += [one for one in finished if one in scheduler.retention.kept]
         failed = [
             sequence
