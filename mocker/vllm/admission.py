@@ -46,8 +46,8 @@ class Admission:
         self._first_blocks = first_blocks
         self._running = running
         self._interval = running.interval
-        self._speculation = Speculation(config)
-        self._has_lookahead = self._speculation.num_lookahead > 0
+        self._speculation = speculation = Speculation(config)
+        self._speculates, self._num_slots = speculation.num_drafts > 0, speculation.num_slots
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
@@ -95,8 +95,9 @@ class Admission:
                 self._queues.fetch(num_skipped)
             else:
                 num_skipped += 1
-        for sequence in reversed(empty):
-            self._queues.give_up_load(sequence)
+        if empty:
+            for sequence in reversed(empty):
+                self._queues.give_up_load(sequence)
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
@@ -117,31 +118,30 @@ class Admission:
         if self._interval.is_holding and computed < known - 1:
             return "stop", 0
         count = self._running.cut_to_threshold(known - computed)
-        num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
-        if num_padding >= budget:
-            return "stop", 0  # vLLM prefers not to start it
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
-        count += num_padding
-        reach = computed + count
-        if self._has_lookahead:
-            reach = self._speculation.num_places(reach)
-        if self._config.scheduler_reserve_full_isl:
-            reach = max(reach, known)
+        places, num_padding = computed + count, 0
+        if self._speculates:
+            num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
+            if num_padding >= budget:
+                return "stop", 0  # vLLM prefers not to start it
+            places = self._speculation.num_places(places + num_padding)
+        reach = max(places, known) if self._config.scheduler_reserve_full_isl else places
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
             return "stop", 0
         self._start(batch, sequence, hits, computed - loaded, loaded)
-        self._give_first(batch, sequence, computed + count, count, num_padding)
-        return "start", count + self._speculation.num_slots
+        self._give_first(batch, sequence, count + num_padding, num_padding, places)
+        return "start", count + num_padding + self._num_slots
 
     def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
         return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
     def _start(self, batch: Batch, sequence: Sequence, hits: int, num_local: int, num_loaded: int) -> None:
         """Start a waiting sequence with what is cached; `num_loaded` tokens more are loaded before this step computes."""
+        self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
         if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
@@ -149,6 +149,7 @@ class Admission:
         if num_loaded:
             self._offload.load(sequence, num_local, num_loaded, is_within_step=True)
             self._stats.count_load(sequence, 0)
+        sequence.num_computed = num_local + num_loaded
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
@@ -159,12 +160,10 @@ class Admission:
         if self._adapters is not None:
             self._adapters.add(sequence)
 
-    def _give_first(self, batch: Batch, sequence: Sequence, computed: int, count: int, num_padding: int) -> None:
-        """Give a sequence that starts its first chunk, up to `computed`."""
-        was_holding = sequence in self._queues.holding
-        self._queues.leave(sequence)
-        num_places = self._speculation.num_places(computed) if self._has_lookahead else computed
-        needed = max(num_blocks_of(num_places, self._config.block_size) - sequence.num_blocks, 0)
+    def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, places: int) -> None:
+        """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and blocks for `places`."""
+        computed = sequence.num_computed + count
+        needed = max(num_blocks_of(places, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         batch.chunks.append((sequence, count))
-        self._running.start(batch, sequence, count, num_padding, was_holding=was_holding)
+        self._running.start(batch, sequence, count, num_padding)

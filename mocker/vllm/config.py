@@ -1,7 +1,7 @@
 """Every setting of one engine's scheduler and cache, named as in vLLM."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -15,6 +15,7 @@ OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_
 """Settings that have an effect only with adapters."""
 
 SpeculativeMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
 AcceptanceMode = Literal["thinking_on", "thinking_off"]
 
 OF_SPECULATION = (

@@ -21,6 +21,7 @@ from mocker.batch import Batch
 from mocker.position import NEVER
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.speculation.drafter import Drafter
+from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
@@ -100,7 +101,7 @@ class CountedRunning(RunningQueue):
         self._limit = NEVER if config.max_model_len is None else config.max_model_len
         self._stagger = num_stages  # calls from a token of a sequence to its next, if asynchronous
         self._counts: dict[Sequence, Counts] = {}
-        self._partial: dict[Sequence, None] = {}  # sequences whose prompts, or loads, keep blocks reserved
+        self._partial: dict[Sequence, None] = {}  # prompts that are loaded, or computed
         self._flights: deque[Flight] = deque()
         self._tokens: dict[Sequence, int] = {}  # of the batch that is being scheduled
         self._has_partial = False  # in it: a running sequence whose batch before left a part of its prompt
@@ -118,23 +119,25 @@ class CountedRunning(RunningQueue):
         budget = self._config.max_num_batched_tokens - self._num_slots
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
         is_holding = self.interval.is_holding
-        while len(granted) < len(self.sequences) and budget > 0:
-            sequence = self.sequences[len(granted)]
+        sequences, pool, size = self.sequences, self._pool, self._size
+        while len(granted) < len(sequences) and budget > 0:
+            sequence = sequences[len(granted)]
             counts = self._counts[sequence]
             count = 0 if is_holding and counts.is_partial else self._num_next(sequence, counts, budget)
             if not count:
                 granted[sequence] = 0
                 continue
             computed = sequence.num_computed + count
-            needed = max(self._num_blocks(self._speculation.num_places(computed)) - sequence.num_blocks, 0)
-            refund = self._make_room(batch, sequence, needed, granted) if self._pool.num_free < needed else 0
-            if refund is None:
-                break
-            budget += refund
-            if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
-                if self._goes_on:
-                    continue
-                break
+            needed = num_blocks_of(self._speculation.num_places(computed), size) - sequence.num_blocks
+            if needed > 0 and pool.num_free < needed:
+                refund = self._make_room(batch, sequence, needed, granted)
+                if refund is None:
+                    break
+                budget += refund
+                if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                    if self._goes_on:
+                        continue
+                    break
             self._has_partial |= counts.is_partial
             num_drafts = computed - sequence.num_known - counts.num_placeholders
             if num_drafts > 0:
@@ -151,10 +154,12 @@ class CountedRunning(RunningQueue):
 
     def _num_next(self, sequence: Sequence, counts: Counts, budget: int) -> int:
         """Count the tokens of a sequence in this iteration, with vLLM's cuts in vLLM's order."""
-        if self._num_calls < counts.eligible_from or self._has_last_in_flight(sequence, counts):
+        placeholders, computed = counts.num_placeholders, sequence.num_computed
+        if self._num_calls < counts.eligible_from or (placeholders and self._has_last_in_flight(sequence, counts)):
             return 0
-        computed = sequence.num_computed
-        count = self.cut_to_threshold(sequence.num_known + counts.num_drafts + counts.num_placeholders - computed)
+        count = sequence.num_known + counts.num_drafts + placeholders - computed
+        if count > 1:
+            count = self.cut_to_threshold(count)
         return min(count, budget, self._limit - computed - 1)
 
     def _has_last_in_flight(self, sequence: Sequence, counts: Counts) -> bool:
@@ -165,14 +170,17 @@ class CountedRunning(RunningQueue):
 
     def grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
         """See `RunningQueue`."""
-        self._pool.allocate(needed)
         sequence.num_computed = computed
-        sequence.num_blocks += needed
+        if needed > 0:
+            self._pool.allocate(needed)
+            sequence.num_blocks += needed
         self._cache(sequence, num_cacheable)
 
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
         """Cache the blocks of this many tokens, as far as they can be named."""
-        self._pool.store(sequence, min(num_tokens, sequence.num_known - self._named_ahead) // self._size)
+        num_full = min(num_tokens, sequence.num_known - self._named_ahead) // self._size
+        if num_full > sequence.num_cached_blocks:
+            self._pool.store(sequence, num_full)
 
     def num_padding(self, batch: Batch, num_computed: int) -> int:
         """See `RunningQueue`."""
@@ -181,15 +189,19 @@ class CountedRunning(RunningQueue):
         fits = num_computed + num_drafts + 2 <= self._limit
         return num_drafts if has_company and fits and not self._has_partial else 0
 
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
         """See `RunningQueue`."""
         self.sequences.append(sequence)
         self._counts.setdefault(sequence, Counts()).is_partial = True
         self._tokens[sequence] = count
         if num_padding:
             batch.drafts[sequence] = num_padding
-        if was_holding or sequence.num_computed < sequence.num_known:
+        if sequence.num_computed < sequence.num_known:
             self._partial[sequence] = None
+
+    def expect_load(self, sequence: Sequence) -> None:
+        """See `RunningQueue`."""
+        self._partial[sequence] = None
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Record the still running sequences in the batch."""
@@ -234,8 +246,9 @@ class CountedRunning(RunningQueue):
 
     def _await_token(self, sequence: Sequence, counts: Counts, num_drafts: int) -> None:
         """Count what a batch that was scheduled may bring a sequence whose prompt it, or one before it, completes."""
-        counts.is_partial = False
-        self._partial.pop(sequence, None)
+        if counts.is_partial:
+            counts.is_partial = False
+            self._partial.pop(sequence, None)
         if self._is_async:
             counts.num_placeholders += 1 + num_drafts
             counts.num_drafts = self._speculation.num_drafts
@@ -293,11 +306,14 @@ class CountedRunning(RunningQueue):
             if sequence.state == OVER:
                 continue
             counts = self._counts[sequence]
-            is_stale = self._drain(sequence, counts, count)
+            counts.num_in_flight -= count
+            is_stale = counts.num_stale > 0
+            if is_stale:
+                self._drain(sequence, counts, count)
             if sequence in flight.partial or (is_stale and counts.is_dropped):
                 continue
             num_drafts = batch.drafts.get(sequence, 0)
-            num_accepted = 0 if sequence in padded else self._num_accepted(sequence, num_drafts)
+            num_accepted = self._num_accepted(sequence, num_drafts) if num_drafts and sequence not in padded else 0
             num_emitted = min(1 + num_accepted, sequence.num_total - sequence.num_known)
             sequence.num_known += num_emitted
             if not is_stale:
@@ -313,19 +329,13 @@ class CountedRunning(RunningQueue):
                 finished.append(sequence)
         return sampled, finished
 
-    def _drain(self, sequence: Sequence, counts: Counts, count: int) -> bool:
-        """Take tokens out of flight; return whether they were scheduled before the sequence was preempted."""
-        counts.num_in_flight -= count
-        if not counts.num_stale:
-            return False
+    def _drain(self, sequence: Sequence, counts: Counts, count: int) -> None:
+        """Take tokens out of flight that were scheduled before the sequence was preempted."""
         counts.num_stale -= count
         if not counts.num_stale and sequence in self.dropped:
             self.dropped.remove(sequence)
-        return True
 
     def _num_accepted(self, sequence: Sequence, num_drafts: int) -> int:
-        if not num_drafts:
-            return 0
         assert self._drafter is not None
         return self._drafter.accepted(sequence, num_drafts)
 

@@ -22,7 +22,7 @@ class FirstBlocks:
         if not self._caches or not sequence.reads_cache:
             return 0
         hits = self._pool.num_cached(sequence.chain, (sequence.num_known - 1) // self._size)
-        return hits - 1 if hits and self._drops_last else hits
+        return hits - 1 if self._drops_last and hits else hits
 
     def num_needed(self, sequence: Sequence, hits: int, computed: int, *, is_alone: bool) -> int:
         """Count the blocks that must be free for tokens up to `computed`.

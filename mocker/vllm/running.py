@@ -84,9 +84,12 @@ class Running(RunningQueue):
             sequence.num_blocks += needed
         self._pool.store(sequence, num_cacheable // self._size)
 
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
         """See `RunningQueue`."""
         self.sequences.append(sequence)
+
+    def expect_load(self, sequence: Sequence) -> None:
+        """See `RunningQueue`: it is found in its queue."""
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Record the still running sequences in the batch; a decode without a token is now an iteration later."""
@@ -217,11 +220,14 @@ class Running(RunningQueue):
 
     def tokenless(self, batch: Batch) -> list[Sequence]:
         """See `RunningQueue`."""
-        return [*self.ending, *batch.starved]
+        chunks = {sequence for sequence, _ in batch.chunks}
+        return [s for s in self.sequences if s not in chunks and (not s.decoding or s in batch.starved)]
 
     def prefilling(self) -> list[Sequence]:
         """See `RunningQueue`."""
-        return [s for s in self.sequences if not (s.decoding or s in self.ending)]
+        queues = self._queues
+        running = [s for s in self.sequences if not (s.decoding or s in self.ending)]
+        return [*running, *queues.holding, *queues.given_up]
 
     def num_offered(self, batch: Batch, sequence: Sequence) -> int:
         """See `RunningQueue`."""

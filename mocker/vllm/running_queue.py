@@ -13,7 +13,6 @@ from collections.abc import Iterator
 
 from mocker.batch import Batch
 from mocker.sequence import Sequence
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
 from mocker.vllm.prefill_interval import PrefillInterval
@@ -55,11 +54,12 @@ class RunningQueue(ABC):
         """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
 
     @abstractmethod
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
-        """Let a sequence run, with a first chunk of `count` tokens, of which the last `num_padding` only pad it.
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
+        """Let a sequence run, with a first chunk of `count` tokens, of which the last `num_padding` only pad it."""
 
-        `was_holding` says whether it waited with blocks, because its KV was loaded.
-        """
+    @abstractmethod
+    def expect_load(self, sequence: Sequence) -> None:
+        """Note that the KV of a waiting sequence is being loaded."""
 
     @abstractmethod
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
@@ -136,7 +136,10 @@ class RunningQueue(ABC):
 
     @abstractmethod
     def prefilling(self) -> list[Sequence]:
-        """Return the sequences whose prompts are not computed yet."""
+        """Return the sequences whose prompts are being computed, or loaded, as vLLM counts them.
+
+        It counts a load until the batch with the sequence's first tokens is closed.
+        """
 
     @abstractmethod
     def num_offered(self, batch: Batch, sequence: Sequence) -> int:
@@ -166,6 +169,3 @@ class RunningQueue(ABC):
     def is_draining(self, sequence: Sequence) -> bool:
         """Return whether a preempted sequence must wait until its tokens in flight are known."""
         return False
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return num_blocks_of(num_tokens, self._size)

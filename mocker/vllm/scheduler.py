@@ -78,14 +78,15 @@ class Scheduler(Core):
         self._queues = queues
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
-        self._running: RunningQueue
+        running: RunningQueue
         if is_counted or config.num_speculative_tokens or num_stages > 1:
-            self._running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
+            running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
         else:
-            self._running = running = Running(config, memory, queues)
-            self._fast_paths = FastPaths(config, memory, running)
-            self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
-        self._interval = self._running.interval
+            running = in_closed_form = Running(config, memory, queues)
+            self._fast_paths = FastPaths(config, memory, in_closed_form)
+            self._leaps = Leaps(config, memory, in_closed_form, queues, has_adapters=adapters is not None)
+        self._running = running
+        self._interval = running.interval if running.interval.is_on else None
         self.is_counted = self._fast_paths is None
         """Whether batches say how many tokens each decode has."""
         self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
@@ -116,14 +117,14 @@ class Scheduler(Core):
         if self._offers.to_prefetch:
             self._offers.prefetch()
         batch, fast_paths, interval = Batch(running.iteration), self._fast_paths, self._interval
-        if interval.is_on:
+        if interval is not None:
             interval.begin(running.iteration, has_decodes=running.has_decodes)
         budget = fast_paths.schedule(batch) if fast_paths is not None and self.has_fast_paths else None
         if budget is None:
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
-        if interval.is_on and self.pause is None and not batch.preempted:
+        if interval is not None and self.pause is None and not batch.preempted:
             interval.end_scan(self._queues)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
@@ -131,7 +132,7 @@ class Scheduler(Core):
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
-        if interval.is_on:
+        if interval is not None:
             interval.end(batch)
         return running.close(batch, is_disturbed=has_copies)
 

@@ -630,7 +630,7 @@ def drive(rng, config, model, variant=PLAIN):
     turn = 0
     while asked or pair.has_work:
         turn += 1
-        assert turn < 3000, "it does not end"
+        assert turn < 3000 * variant.num_stages, "it does not end"
         while asked and asked[0].arrives <= turn:
             pair.add(asked.popleft())
         while aborts and aborts[0].aborted < turn:

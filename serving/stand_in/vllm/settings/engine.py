@@ -16,6 +16,7 @@ from mocker.vllm.versions import version_of
 from serving.stand_in.config import RanksConfig
 from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags.arguments import version
+from serving.stand_in.vllm.settings.speculation import speculation_of
 
 BLOCK_SIZE = 16
 LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
@@ -140,6 +141,7 @@ def simulated_engine(
         dp_size=num_ranks,
         **same,
         **kv,
+        **speculation_of(given, predicts=own.predicts),
     )
     return _fitted(engine, timing, may_shorten=asked == AUTO or (asked is None and not own.predicts))
 
