@@ -217,9 +217,14 @@ class Pool:
         return (self.timing if self.engine == "mocker" else self.run).tensor_parallel_size
 
     @property
+    def pipeline_parallel_size(self) -> int:
+        """Stages that the model's layers are divided into."""
+        return self.timing.pipeline_parallel_size if self.engine == "mocker" else 1
+
+    @property
     def gpus_per_worker(self) -> int:
         """GPUs that each of its workers uses."""
-        return self.tensor_parallel_size * self.dp_size
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.dp_size
 
     @property
     def num_gpus(self) -> int:

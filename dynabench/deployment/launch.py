@@ -110,6 +110,8 @@ def _speculation(engine: EngineConfig) -> dict[str, Any]:
 
 def _of_timing(timing: TimingConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"gpu_memory_utilization": timing.gpu_memory_utilization}
+    if timing.pipeline_parallel_size > 1:
+        found["pipeline_parallel_size"] = timing.pipeline_parallel_size
     if timing.enable_expert_parallel:
         found["enable_expert_parallel"] = True
     if is_quantized_on_loading(timing):

@@ -170,6 +170,8 @@ def _layout(deployment: Deployment) -> str:
     sizes = dict.fromkeys(pool.tensor_parallel_size for pool in deployment.pools)
     workers = " + ".join(f"{pool.replicas}{f' {pool.name}' * (len(deployment.pools) > 1)}" for pool in deployment.pools)
     layout = f"{workers} worker{'s' * (deployment.num_workers != 1)}, TP {' and '.join(map(str, sizes))}"
+    if stages := dict.fromkeys(n for pool in deployment.pools if (n := pool.pipeline_parallel_size) > 1):
+        layout += f", PP {' and '.join(map(str, stages))}"
     if ranks := dict.fromkeys(pool.num_attention_ranks for pool in deployment.pools if pool.num_attention_ranks > 1):
         layout += f", attention DP {' and '.join(map(str, ranks))}"
     return layout + (f" ({gpus} GPU{'s' * (gpus != 1)})" if gpus else "")

@@ -42,7 +42,7 @@ class TimingConfig:
     """GPUs that share each layer of the model."""
 
     pipeline_parallel_size: Count = 1
-    """Stages that the model's layers are divided into; only 1 can be simulated."""
+    """Stages that the model's layers are divided into, each on tensor_parallel_size GPUs of its own."""
 
     enable_expert_parallel: bool = False
     """Give each GPU whole experts of a mixture-of-experts model, not a slice of every expert."""
@@ -76,10 +76,10 @@ class TimingConfig:
     def __post_init__(self) -> None:
         """Refuse values that leave a step's time undefined, or define it twice."""
         check_settings(self)
-        if self.pipeline_parallel_size > 1:
+        if self.pipeline_parallel_size > 1 and self.timing_name != "roofline":
             raise ValueError(
-                f"pipeline_parallel_size is {self.pipeline_parallel_size}; expected 1: engines with several stages are not "
-                "simulated; use tensor_parallel_size"
+                f"pipeline_parallel_size is {self.pipeline_parallel_size}, and timing is {self.timing_name}; expected 1, or a gpu "
+                "and a model: only their times can be divided among stages"
             )
         if self.timing == "constant" and self.constant_prefill_ms + self.constant_decode_ms == 0:
             raise ValueError("constant_prefill_ms and constant_decode_ms cannot both be 0")
