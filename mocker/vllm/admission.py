@@ -63,7 +63,7 @@ class Admission:
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
         empty = NOBODY  # of `holding`, skipped though nothing of them is computed
-        running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
+        running, holding, waiting, interval = self._running, self._queues.holding, self._queues.waiting, self._interval
         if self._adapters is not None:
             self._adapters.begin(running.sequences, without=running.tokenless(batch))
         while budget > 0 and len(running.sequences) < self._max_running:
@@ -83,6 +83,8 @@ class Admission:
             if running.drains and running.is_draining(sequence):
                 is_ready = False
             outcome, num_tokens = self._try(batch, sequence, budget) if is_ready else ("skip", 0)
+            if interval.is_on and (outcome == "skip" or sequence.state == LOADING):
+                interval.pass_over(sequence)
             if outcome == "start":
                 budget -= num_tokens
             elif outcome == "stop":
@@ -162,6 +164,7 @@ class Admission:
 
     def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, places: int) -> None:
         """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and blocks for `places`."""
+        self._interval.forget(sequence)
         computed = sequence.num_computed + count
         needed = max(num_blocks_of(places, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)

@@ -3,11 +3,12 @@
     step        P   d   d   P   d   d   P ...        `prefill_schedule_interval` 3: between two P, steps hold prompts back
     held back   their chunks, and who waits with more than one token left; loads from elsewhere start as usual
 
-No step holds if nobody decodes, or if room was short in the last one that did not: somebody was left waiting (`is_bound`).
+No step holds if nobody decodes, or if room was short in the last one that did not: somebody was left waiting who has never
+been passed over for another reason (`is_bound`), such as a load, a copy or an adapter without a seat.
 """
 
 from mocker.batch import Batch
-from mocker.sequence import LOADED, LOADING
+from mocker.sequence import Sequence
 from mocker.vllm.queues import Queues
 
 
@@ -23,6 +24,7 @@ class PrefillInterval:
         self.took_prefill = False
         """Whether a chunk of this step was taken back, because its sequence was preempted."""
         self._num_steps = num_steps
+        self._passed_over: set[Sequence] = set()
         self._last = -num_steps  # steps up to the last that carried a prefill, that one included
         self._num_empty = 0
 
@@ -32,12 +34,19 @@ class PrefillInterval:
         self.took_prefill = False
         self.is_holding = has_decodes and not self.is_bound and num_executed + 1 - self._last < self._num_steps
 
+    def pass_over(self, sequence: Sequence) -> None:
+        """Note a waiting sequence whose turn came, and that could not start though there was room; or its load did."""
+        self._passed_over.add(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """Note that a sequence does not wait any more."""
+        self._passed_over.discard(sequence)
+
     def end_scan(self, queues: Queues) -> None:
-        """Note who was left waiting; call it only if those that wait had their turns."""
+        """Note whether somebody was left waiting; call it only if those that wait had their turns."""
         if not self.is_holding:
-            self.is_bound = bool(
-                queues.waiting or queues.fetching or any(s.state not in (LOADING, LOADED) for s in queues.holding)
-            )
+            everybody = (*queues.waiting, *queues.fetching, *queues.holding)
+            self.is_bound = any(sequence not in self._passed_over for sequence in everybody)
 
     def end(self, batch: Batch) -> None:
         """Note what a step carries, before it is closed."""

@@ -124,7 +124,7 @@ class Scheduler(Core):
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
-        if interval is not None and self.pause is None and not batch.preempted:
+        if interval is not None and not batch.preempted:
             interval.end_scan(self._queues)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
@@ -187,6 +187,7 @@ class Scheduler(Core):
             self._queues.leave(sequence)
         running.leave(sequence)
         sequence.state = OVER
+        running.interval.forget(sequence)
         self.offload.end(sequence, num_computed)
         if is_kept:
             retention.keep(sequence)

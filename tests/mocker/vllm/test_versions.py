@@ -82,6 +82,16 @@ def test_steps_hold_prefills_until_the_interval_is_over(interval, starts):
     assert [place for place, ids in enumerate(found) if ids] == starts
 
 
+def test_one_that_waits_for_a_seat_of_its_adapter_does_not_end_the_interval():
+    made = engine(prefill_schedule_interval=4, enable_lora=True, max_loras=1)
+    made.add(prompt("first", max_tokens=9, adapter="a"))
+    made.add(prompt("other", adapter="b"))
+    made.schedule(0.0)
+    made.add(prompt("third"))
+    found = [["first"], *[ids for ids, _ in steps_of(made, made.complete().end)[0]]]
+    assert {place: ids for place, ids in enumerate(found) if ids} == {0: ["first"], 4: ["third"], 9: ["other"]}
+
+
 def test_nothing_is_held_where_nobody_decodes():
     made = engine(prefill_schedule_interval=9, max_num_batched_tokens=256)
     made.add(prompt("long", num_prompt=1024))
