@@ -38,6 +38,67 @@ class BlockRemoved(NamedTuple):
         return keys[::-1] if self.is_tail_first else keys
 
 
+class BlockGroup(NamedTuple):
+    """Layers of a model that share tables of blocks, as events describe them."""
+
+    number: int
+    kind: str
+    """full_attention, sliding_window, chunked_local_attention or mamba, as in vLLM's events."""
+    window: int
+    """Tokens of a sliding window; 0: it is none."""
+    size: int
+    """Blocks of a chain in a block of its own."""
+    is_routed: bool
+    """Whether routers go by its blocks: the first group that keeps all tokens, whose cached prefixes no hit exceeds."""
+
+
+class GroupStored(NamedTuple):
+    """Blocks of a group are now cached, each with `size` blocks of a chain.
+
+    Of those with the chain's blocks `start` to `stop`, they are the ones that end at `ends`: what a group need not keep for
+    later hits is left out, and can be all.
+    """
+
+    chain: BlockChain
+    group: BlockGroup
+    size: int
+    start: int
+    stop: int
+    ends: tuple[int, ...]
+
+    def keys(self) -> list[Hashable]:
+        """Name the blocks that are cached, first to last."""
+        return [self.chain.key(end - 1) for end in self.ends]
+
+    @property
+    def is_for_routers(self) -> bool:
+        """Whether it is about whole blocks that routers go by; of that group, all between `start` and `stop` are cached."""
+        return self.group.is_routed and self.size == self.group.size
+
+
+class GroupRemoved(NamedTuple):
+    """A block of a group was evicted: that with the `size` blocks of a chain before `stop`."""
+
+    chain: BlockChain
+    group: BlockGroup
+    stop: int
+    size: int
+
+    @property
+    def start(self) -> int:
+        """The first of the chain's blocks in it."""
+        return self.stop - self.size
+
+    @property
+    def is_for_routers(self) -> bool:
+        """Whether it is a whole block that routers go by."""
+        return self.group.is_routed and self.size == self.group.size
+
+    def keys(self) -> list[Hashable]:
+        """Name the block."""
+        return [self.chain.key(self.stop - 1)]
+
+
 class AllBlocksCleared(NamedTuple):
     """The prefix cache was reset."""
 
@@ -72,6 +133,6 @@ class TierRemoved(NamedTuple):
         return names[::-1] if self.is_tail_first else names
 
 
-BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
+BlockEvent = BlockStored | BlockRemoved | GroupStored | GroupRemoved | AllBlocksCleared
 TierEvent = TierStored | TierRemoved
 KvEvent = BlockEvent | TierEvent
