@@ -46,16 +46,22 @@ class BlockGroup(NamedTuple):
     """full_attention, sliding_window, chunked_local_attention or mamba, as in vLLM's events."""
     window: int
     """Tokens of a sliding window; 0: it is none."""
-    size: int
-    """Blocks of a chain in a block of its own."""
+    block_size: int
+    """Tokens in a block of its own."""
+    unit: int
+    """Tokens in a block of a chain: not more."""
     is_routed: bool
     """Whether routers go by its blocks: the first group that keeps all tokens, whose cached prefixes no hit exceeds."""
 
+    def name(self, chain: BlockChain, num_tokens: int) -> Hashable:
+        """Name what comes before this many tokens of a chain; inside a block of the chain, that block's name is it."""
+        return chain.key(-(-num_tokens // self.unit) - 1)
+
 
 class GroupStored(NamedTuple):
-    """Blocks of a group are now cached, each with `size` blocks of a chain.
+    """Blocks of a group are now cached, each of `size` tokens.
 
-    Of those with the chain's blocks `start` to `stop`, they are the ones that end at `ends`: what a group need not keep for
+    Of those with a chain's tokens `start` to `stop`, they are the ones that end at `ends`: what a group need not keep for
     later hits is left out, and can be all.
     """
 
@@ -68,35 +74,21 @@ class GroupStored(NamedTuple):
 
     def keys(self) -> list[Hashable]:
         """Name the blocks that are cached, first to last."""
-        return [self.chain.key(end - 1) for end in self.ends]
-
-    @property
-    def is_for_routers(self) -> bool:
-        """Whether it is about whole blocks that routers go by; of that group, all between `start` and `stop` are cached."""
-        return self.group.is_routed and self.size == self.group.size
+        return [self.group.name(self.chain, end) for end in self.ends]
 
 
 class GroupRemoved(NamedTuple):
-    """A block of a group was evicted: that with the `size` blocks of a chain before `stop`."""
+    """A block of a group was evicted: that with the `size` tokens of a chain before `stop`."""
 
     chain: BlockChain
     group: BlockGroup
-    stop: int
     size: int
-
-    @property
-    def start(self) -> int:
-        """The first of the chain's blocks in it."""
-        return self.stop - self.size
-
-    @property
-    def is_for_routers(self) -> bool:
-        """Whether it is a whole block that routers go by."""
-        return self.group.is_routed and self.size == self.group.size
+    start: int
+    stop: int
 
     def keys(self) -> list[Hashable]:
         """Name the block."""
-        return [self.chain.key(self.stop - 1)]
+        return [self.group.name(self.chain, self.stop)]
 
 
 class AllBlocksCleared(NamedTuple):
@@ -131,6 +123,18 @@ class TierRemoved(NamedTuple):
         """Name the chunks, each by its last block, in the order in which they were evicted."""
         names = TierStored(*self[:5]).names()
         return names[::-1] if self.is_tail_first else names
+
+
+def for_routers(event: GroupStored | GroupRemoved) -> tuple[int, int]:
+    """Return which blocks of its chain an event is about, as routers see it: from the first to before the second.
+
+    They go by one group, and by whole blocks: the end of a prompt inside a block, which vLLM also names, is nothing to
+    them. Of the group that keeps all tokens, all blocks between an event's ends are cached.
+    """
+    group = event.group
+    if not group.is_routed or event.size < group.block_size:
+        return 0, 0
+    return event.start // group.unit, event.stop // group.unit
 
 
 BlockEvent = BlockStored | BlockRemoved | GroupStored | GroupRemoved | AllBlocksCleared

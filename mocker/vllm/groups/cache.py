@@ -42,10 +42,7 @@ class GroupedCache:
         """Start empty; one of the blocks is the null block."""
         groups = settings.groups
         sizes = [group.block_size for group in groups]
-        self.units = Units(
-            gcd(*sizes) if settings.enable_prefix_caching else lcm(*sizes),
-            lcm(*sizes),
-        )
+        self.units = Units(settings.block_size, gcd(*sizes), lcm(*sizes))
         self.pool = GroupPool(num_blocks, described(settings, self.units))
         self._settings = settings
         self._kinds = kinds_of(settings, self.units)
@@ -70,7 +67,7 @@ class GroupedCache:
         if not settings.enable_prefix_caching:
             return Hit(0, [NO_BLOCKS] * len(self._kind_of), 0)
         chain, pool, limit = sequence.chain, self.pool, sequence.num_known - 1
-        most = sequence.num_known // self.units.hash_block_size * self.units.hash_block_size
+        most = sequence.num_known // self.units.hashed * self.units.hashed
         found: list[list[int]] = [NO_BLOCKS] * len(self._kind_of)
         reported: dict[Kind, int] = {}
         longest, length = 0, limit
@@ -208,12 +205,12 @@ class GroupedCache:
         start = table.num_passed
         if stop <= start:
             return
-        size = kind.block_size // self.units.hash_block_size
+        size, described = kind.block_size, pool.groups[group]
         kept = [place for place in kind.kept(start, stop, marks) if table.blocks[place] != NULL]
         for place in kept:
             if pool.clear(table.blocks[place]):
                 table.has_end = False
-            content = Content(group, held.chain, (place + 1) * size, size)
+            content = Content(described, held.chain, size, (place + 1) * size)
             pool.name(table.blocks[place], content)
             if isinstance(kind, State):
                 kind.in_this_step.add(content.name)
@@ -221,21 +218,21 @@ class GroupedCache:
         table.is_settled = True
         if pool.has_listener:
             ends = tuple([(place + 1) * size for place in kept])
-            pool.events.append(GroupStored(held.chain, pool.groups[group], size, start * size, stop * size, ends))
+            pool.events.append(GroupStored(held.chain, described, size, start * size, stop * size, ends))
 
     def _store_end(self, held: Tables, group: int, kind: Kind, num_tokens: int) -> None:
         """Cache the end of a prompt inside a block, if blocks are larger than those of chains. Look-ups never ask for it."""
-        unit, table = self.units.hash_block_size, held.tables[group]
+        unit, table, pool = self.units.hashed, held.tables[group], self.pool
         if type(kind) is not Kind or kind.block_size == unit or table.has_end:
             return
         end = (held.num_prompt - 1 + int(kind.drops_last)) // unit * unit
         if end % kind.block_size == 0 or end > num_tokens:
             return
         table.has_end = True
-        stop = end // unit
-        self.pool.name(table.blocks[end // kind.block_size], Content(group, held.chain, stop, 1))
-        if self.pool.has_listener:
-            self.pool.events.append(GroupStored(held.chain, self.pool.groups[group], 1, stop - 1, stop, (stop,)))
+        described = pool.groups[group]
+        pool.name(table.blocks[end // kind.block_size], Content(described, held.chain, unit, end))
+        if pool.has_listener:
+            pool.events.append(GroupStored(held.chain, described, unit, end - unit, end, (end,)))
 
     def _count_again(self, held: Tables, kind: State, num_tokens: int) -> None:
         """Count the state at the last block boundary in a prompt among those of this step while it is the last stored one."""
@@ -246,7 +243,7 @@ class GroupedCache:
         for group in kind.groups:
             blocks = held.tables[group].blocks
             if blocks[end // size - 1] != NULL:
-                kind.in_this_step.add(held.chain.key(end // self.units.hash_block_size - 1))
+                kind.in_this_step.add(self.pool.groups[group].name(held.chain, end))
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence, each group's last one first."""
@@ -277,7 +274,8 @@ def described(settings: GroupSettings, units: Units) -> list[BlockGroup]:
             number,
             group.layer.kind,
             0 if group.layer.is_chunked else group.layer.window,
-            group.block_size // units.hash_block_size,
+            group.block_size,
+            units.named,
             number == routed,
         )
         for number, group in enumerate(settings.groups)

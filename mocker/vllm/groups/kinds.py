@@ -22,13 +22,15 @@ DENSE: Final = -1
 
 
 class Units:
-    """In what the groups of one engine count."""
+    """In what the groups of one engine count tokens."""
 
-    def __init__(self, hash_block_size: int, alignment: int) -> None:
-        self.hash_block_size = hash_block_size
-        """Tokens in a block of a chain: the greatest common divisor of all block sizes."""
+    def __init__(self, named: int, hashed: int, alignment: int) -> None:
+        self.named = named
+        """Tokens in a block of a chain: those that have a name. Blocks of groups have at least as many."""
+        self.hashed = hashed
+        """Tokens that vLLM hashes at once: the greatest common divisor of all groups' blocks."""
         self.alignment = alignment
-        """Hits are multiples of this: the least common multiple of all block sizes."""
+        """Hits are multiples of this: the least common multiple of all groups' blocks."""
 
 
 class Kind:
@@ -49,7 +51,6 @@ class Kind:
         self.most_blocks = NO_LIMIT
         """More than these are never reserved for a sequence that is to be admitted."""
         self._units = units
-        self._size = block_size // units.hash_block_size  # in blocks of a chain
 
     # What is kept
 
@@ -75,7 +76,7 @@ class Kind:
 
     def _at(self, pool: GroupPool, chain: BlockChain, place: int) -> list[int] | None:
         """Return the cached blocks at a place of a chain, one for each group; None unless all groups have it."""
-        name, blocks = chain.key((place + 1) * self._size - 1), []
+        name, blocks = pool.groups[self.groups[0]].name(chain, (place + 1) * self.block_size), []
         for group in self.groups:
             block = pool.cached[group].get(name)
             if block is None:

@@ -25,17 +25,17 @@ NULL: Final = 0
 
 
 class Content(NamedTuple):
-    """What a block has cached for a group: the tokens before `stop`, counted in the chain's blocks, and its last `size`."""
+    """What a block has cached: the last `size` of a chain's tokens before `stop`, for layers of a group."""
 
-    group: int
+    group: BlockGroup
     chain: BlockChain
-    stop: int
     size: int
+    stop: int
 
     @property
     def name(self) -> Hashable:
         """The name under which it is found."""
-        return self.chain.key(self.stop - 1)
+        return self.group.name(self.chain, self.stop)
 
 
 NOTHING: Final[tuple[Content, ...]] = ()
@@ -98,9 +98,10 @@ class GroupPool:
     def name(self, block: int, content: Content) -> None:
         """Let look-ups find a block by its content."""
         self._contents[block] += (content,)
-        cached, name = self.cached[content.group], content.name
+        group, name = content.group, content.name
+        cached = self.cached[group.number]
         if name in cached:
-            self._copies.setdefault((content.group, name), []).append(block)
+            self._copies.setdefault((group.number, name), []).append(block)
         else:
             cached[name] = block
 
@@ -134,11 +135,12 @@ class GroupPool:
 
     def _forget(self, block: int, content: Content) -> None:
         """Evict one content of a block; if look-ups found it here, they find the next copy now."""
+        group, name = content.group, content.name
+        cached = self.cached[group.number]
         if self.has_listener:
-            group = self.groups[content.group]
-            self.events.append(GroupRemoved(content.chain, group, content.stop, content.size))
-        cached, name = self.cached[content.group], content.name
-        copies = self._copies.get((content.group, name))
+            start = content.stop - content.size
+            self.events.append(GroupRemoved(content.chain, group, content.size, start, content.stop))
+        copies = self._copies.get((group.number, name))
         if copies is None:
             del cached[name]
             return
@@ -147,7 +149,7 @@ class GroupPool:
         else:
             copies.remove(block)
         if not copies:
-            del self._copies[content.group, name]
+            del self._copies[group.number, name]
 
     def _leave_queue(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
-from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored
+from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored, for_routers
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
@@ -61,12 +61,10 @@ def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
             parent = event.chain.ids[event.start - 1] if event.start else None
             assert parent is None or isinstance(parent, int)
             yield BlocksStored(_hashes(event.keys()), parent)
-        elif isinstance(event, GroupStored):
-            if event.is_for_routers:
-                yield from router_events([BlockStored(event.chain, event.start, event.stop)])
-        elif isinstance(event, GroupRemoved):
-            if event.is_for_routers:
-                yield from router_events([BlockRemoved(event.chain, event.start, event.stop)])
+        elif isinstance(event, (GroupStored, GroupRemoved)):
+            start, stop = for_routers(event)
+            kind = BlockStored if isinstance(event, GroupStored) else BlockRemoved
+            yield from router_events([kind(event.chain, start, stop)] if start < stop else [])
         elif isinstance(event, AllBlocksCleared):
             yield BlocksCleared("GPU")
         elif isinstance(event, BlockRemoved):

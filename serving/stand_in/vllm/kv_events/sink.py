@@ -145,9 +145,10 @@ class VllmSink:
                 return self._removed(chain, start, stop)
             case GroupStored():
                 return [self._group_stored(event)]
-            case GroupRemoved(chain, group, stop):
-                (name,) = self._names.of(chain, stop - 1, stop)
-                self._names.discard(GPU, chain, stop - 1, stop)
+            case GroupRemoved(chain, group):
+                last = event.stop // self._size - 1
+                (name,) = self._names.of(chain, last, last + 1)
+                self._names.discard(GPU, chain, last, last + 1)
                 return [messages.BlockRemoved([self._hasher.external(name)], GPU, group.number)]
             case AllBlocksCleared():
                 self._names.clear(GPU)
@@ -171,16 +172,16 @@ class VllmSink:
 
     def _group_stored(self, event: GroupStored) -> messages.BlockStored:
         """Return the message about one group; its tokens are those of all blocks, also of those that were left out."""
-        chain, ends = event.chain, event.ends
-        before, parent = self._named(chain, event.start, event.stop)
-        names = [before[end - 1 - event.start] for end in ends]
-        for end, name in zip(ends, names, strict=True):
-            self._names.add(GPU, chain, end - 1, [name])
+        chain, start, size = event.chain, event.start // self._size, self._size
+        before, parent = self._named(chain, start, event.stop // size)
+        names = [before[end // size - 1 - start] for end in event.ends]
+        for end, name in zip(event.ends, names, strict=True):
+            self._names.add(GPU, chain, end // size - 1, [name])
         scope = content_of(chain).scope
-        keys = [untagged(extra_keys(scope, is_first=end == event.size)) for end in ends]
-        message = self._describe(GPU, chain, event.start, before, parent, keys=keys or None)
+        keys = [untagged(extra_keys(scope, is_first=end == event.size)) for end in event.ends]
+        message = self._describe(GPU, chain, start, before, parent, keys=keys or None)
         message.block_hashes = list(map(self._hasher.external, names))
-        message.block_size = event.size * self._size
+        message.block_size = event.size
         message.group_idx, message.kv_cache_spec_kind = event.group.number, event.group.kind
         message.kv_cache_spec_sliding_window = event.group.window or None
         return message
