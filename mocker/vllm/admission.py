@@ -19,7 +19,8 @@ from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
-from mocker.vllm.running import Running
+from mocker.vllm.running_queue import RunningQueue
+from mocker.vllm.speculation import Speculation
 
 Outcome = Literal["start", "skip", "stop"]
 """What comes of a waiting sequence's turn: see the module. To start may be to load."""
@@ -33,7 +34,7 @@ class Admission:
         config: EngineConfig,
         memory: Memory,
         first_blocks: FirstBlocks,
-        running: Running,
+        running: RunningQueue,
         queues: Queues,
         loads: Loads,
         adapters: AdapterSeats | None,
@@ -44,6 +45,7 @@ class Admission:
         self._pool = memory.pool
         self._first_blocks = first_blocks
         self._running = running
+        self._speculation = Speculation(config)
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
@@ -57,7 +59,8 @@ class Admission:
         num_skipped = 0  # of `waiting`
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            self._adapters.reset(s for s in running.sequences if s not in running.ending and s not in batch.starved)
+            tokenless = running.tokenless(batch)
+            self._adapters.reset(s for s in running.sequences if s not in tokenless)
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -71,8 +74,10 @@ class Admission:
                 sequence = waiting[num_skipped]
             else:
                 return
-            has_seat = self._adapters is None or self._adapters.has_seat_for(sequence)
-            outcome, num_tokens = self._try(batch, sequence, budget) if has_seat else ("skip", 0)
+            is_ready = self._adapters is None or self._adapters.has_seat_for(sequence)
+            if running.drains and running.is_draining(sequence):
+                is_ready = False
+            outcome, num_tokens = self._try(batch, sequence, budget) if is_ready else ("skip", 0)
             if outcome == "start":
                 budget -= num_tokens
             elif outcome == "stop":
@@ -85,7 +90,7 @@ class Admission:
                 num_skipped += 1
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
-        """Start the sequence whose turn it is, or its load, if possible; return the outcome and how many tokens it gets."""
+        """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
         known, computed, hits = sequence.num_known, sequence.num_computed, 0
         if not computed:
             hits = self._first_blocks.num_cached(sequence)
@@ -99,29 +104,37 @@ class Admission:
             if more:
                 return self._start_load(sequence, hits, computed + more)
         count = self._running.cut_to_threshold(known - computed)
+        num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
+        if num_padding >= budget:
+            return "stop", 0  # vLLM prefers not to start it
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
-        reach = max(computed + count, known) if self._config.scheduler_reserve_full_isl else computed + count
+        count += num_padding
+        reach = self._speculation.num_places(computed + count)
+        if self._config.scheduler_reserve_full_isl:
+            reach = max(reach, known)
         is_alone = not self._running.sequences
         if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
             return "stop", 0
-        self._start(batch, sequence, hits, computed, count)
-        return "start", count
+        self._start(batch, sequence, hits, computed, count, num_padding)
+        return "start", count + self._speculation.num_slots
 
     def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
         return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int) -> None:
+    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int, num_padding: int) -> None:
         """Start a waiting sequence, with its first chunk after the cached or loaded part."""
+        was_holding = sequence in self._queues.holding
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._first_blocks.share(sequence, hits)
             self._stats.count(sequence, computed)
         computed += count
-        needed = max(num_blocks_of(computed, self._config.block_size) - sequence.num_blocks, 0)
-        self._running.grant(sequence, computed, needed, num_cacheable=computed)
+        num_places = self._speculation.num_places(computed)
+        needed = max(num_blocks_of(num_places, self._config.block_size) - sequence.num_blocks, 0)
+        self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
@@ -130,6 +143,6 @@ class Admission:
                 self._outbox.shipped.append(sequence)
         batch.chunks.append((sequence, count))
         sequence.state = RUNNING
-        self._running.sequences.append(sequence)
+        self._running.start(batch, sequence, count, num_padding, was_holding=was_holding)
         if self._adapters is not None:
             self._adapters.add(sequence)

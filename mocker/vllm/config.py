@@ -59,6 +59,13 @@ class EngineConfig(OffloadConfig):
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
+    num_speculative_tokens: Whole = 0
+    """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
+
+    speculative_method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] = "eagle3"
+    """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling), a smaller
+    model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
+
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
     does either, request by request (none: neither)."""
@@ -82,7 +89,12 @@ class EngineConfig(OffloadConfig):
     @property
     def is_async(self) -> bool:
         """Whether a step is scheduled ahead."""
-        return self.async_scheduling is not False
+        return self.async_scheduling is not False and not self.has_ngram_drafts
+
+    @property
+    def has_ngram_drafts(self) -> bool:
+        """Whether drafts are known only when the step before them is: asynchronous scheduling does not work with them."""
+        return self.num_speculative_tokens > 0 and self.speculative_method == "ngram"
 
     @property
     def max_running(self) -> int:
@@ -108,6 +120,11 @@ class EngineConfig(OffloadConfig):
             raise ValueError(
                 f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
                 "size of 0: prefix caching is what finds KV in host memory"
+            )
+        if self.has_ngram_drafts and self.async_scheduling:
+            raise ValueError(
+                "async_scheduling is true, and speculative_method is ngram; expected async_scheduling false, or another "
+                "method: vLLM looks n-grams up in tokens that are known"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

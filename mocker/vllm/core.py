@@ -3,6 +3,7 @@
 from mocker.contract import Backlog, HostChunks, NeverAdmittedError, Remaining, View
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, Sequence
+from mocker.speculation.drafter import Drafter
 from mocker.tiers.config import HostMemory
 from mocker.tiers.copies import Copy, SequenceCopy, Work
 from mocker.tiers.work import Found, LookUp, Read, Write
@@ -22,9 +23,35 @@ class VllmCore(Scheduler):
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
+        drafter: Drafter | None = None,
+        num_stages: int = 1,
+        is_counted: bool = False,
     ) -> None:
-        """Start idle; see `new_engine` for the arguments."""
-        super().__init__(config, num_blocks, host, more, max_loras=max_loras)
+        """Start idle; see `new_engine` for the arguments that are not described here.
+
+        Args:
+            config: the engine's settings.
+            num_blocks: KV blocks.
+            host: its host memory.
+            more: what a sequence holds beside the blocks of its tokens.
+            max_loras: how many adapters may run in one iteration.
+            kv_events: report KV events.
+            drafter: answers for drafts; needed with speculation.
+            num_stages: stages of the model's pipeline. So many batches are in flight, and with asynchronous scheduling
+                one more: vLLM's `max_concurrent_batches` with its second model runner.
+            is_counted: count the tokens of each sequence in each iteration even if they have a closed form. The
+                result is the same, and comes more slowly.
+        """
+        super().__init__(
+            config,
+            num_blocks,
+            host,
+            more,
+            max_loras=max_loras,
+            drafter=drafter,
+            num_stages=num_stages,
+            is_counted=is_counted,
+        )
         self.pool.has_listener = kv_events
         self.offload.host.has_listener = kv_events
 
@@ -102,7 +129,7 @@ class VllmCore(Scheduler):
         """See `Core`."""
         to_compute = decode_kv = queued_decode_kv = 0
         for sequence in self.running:
-            if sequence.decoding:
+            if sequence.decoding or self._running.has_prefilled(sequence):
                 decode_kv += self.num_tokens(sequence)
             else:
                 to_compute += max(sequence.num_known - sequence.num_computed, 0)
@@ -118,7 +145,7 @@ class VllmCore(Scheduler):
         found = []
         for sequence in self.sequences():
             known = self.num_tokens(sequence)
-            is_prefilled = sequence.decoding or self.is_ending(sequence) or sequence.is_remote_prefill
+            is_prefilled = self._running.has_prefilled(sequence) or sequence.is_remote_prefill
             to_compute = 0 if is_prefilled else max(sequence.num_known - sequence.num_computed, 0)
             found.append(Remaining(to_compute, max(sequence.num_total - known, 0), known))
         return found

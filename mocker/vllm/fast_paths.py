@@ -27,6 +27,8 @@ class FastPaths:
         """Return the rest of the budget, None if the rule has to decide; the batch is then as it was."""
         state, budget = self._running, self._budget
         running = state.sequences
+        if state.decoding.next_finish < state.iteration:
+            state.retire()
         if not running:
             return budget
         ending, steady, decoding = state.ending, state.steady, state.decoding

@@ -4,6 +4,7 @@ from mocker.sequence import Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
+from mocker.vllm.speculation import Speculation
 
 
 class FirstBlocks:
@@ -14,12 +15,14 @@ class FirstBlocks:
         self._size = config.block_size
         self._caches = config.enable_prefix_caching
         self._watermark = memory.watermark_blocks
+        self._drops_last = Speculation(config).drops_last_hit
 
     def num_cached(self, sequence: Sequence) -> int:
         """Count the cached blocks at the start of a sequence's tokens, of which at least one must be computed."""
         if not self._caches or not sequence.reads_cache:
             return 0
-        return self._pool.num_cached(sequence.chain, (sequence.num_known - 1) // self._size)
+        hits = self._pool.num_cached(sequence.chain, (sequence.num_known - 1) // self._size)
+        return hits - 1 if hits and self._drops_last else hits
 
     def num_needed(self, sequence: Sequence, hits: int, computed: int, *, is_alone: bool) -> int:
         """Count the blocks that must be free for tokens up to `computed`.

@@ -13,7 +13,8 @@ from mocker.vllm.config import EngineConfig
 from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
-from mocker.vllm.running import Running
+from mocker.vllm.running_queue import RunningQueue
+from mocker.vllm.speculation import Speculation
 
 
 class Loads:
@@ -24,12 +25,13 @@ class Loads:
         config: EngineConfig,
         memory: Memory,
         first_blocks: FirstBlocks,
-        running: Running,
+        running: RunningQueue,
         queues: Queues,
         outbox: Outbox,
     ) -> None:
         self._size = config.block_size
         self._reserves_whole = config.scheduler_reserve_full_isl
+        self._num_decode_places = Speculation(config).num_decode_places
         self._fails = config.kv_load_failure_policy == "fail"
         self._pool = memory.pool
         self._first_blocks = first_blocks
@@ -73,7 +75,8 @@ class Loads:
             whole = max(reach, sequence.num_known)
             if first.num_needed(sequence, hits, whole, is_alone=is_alone) > free:
                 return False
-        return first.num_needed(sequence, hits, reach, is_alone=is_alone) + self.num_reserved_blocks() <= free
+        reserved = self.num_reserved_blocks() + num_blocks_of(self._num_decode_places, self._size)
+        return first.num_needed(sequence, hits, reach, is_alone=is_alone) + reserved <= free
 
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts.
@@ -82,7 +85,8 @@ class Loads:
         another engine already has all its blocks, so of those only a prompt whose load failed counts.
         """
         prefills = (*self._running.prefilling(), *self._queues.holding)
-        return sum([max(num_blocks_of(s.num_known, self._size) - s.num_blocks, 0) for s in prefills])
+        more = self._num_decode_places
+        return sum([max(num_blocks_of(s.num_known + more, self._size) - s.num_blocks, 0) for s in prefills])
 
     def end(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:
         """Record that a sequence's KV, or only this many of its first blocks, is loaded; return whether that ends it.

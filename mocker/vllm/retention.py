@@ -36,25 +36,25 @@ class Retention:
         self._pool.release(sequence, sequence.num_blocks)
         return True
 
-    def free(self, sequence: Sequence, iteration: int, num_ended: int) -> None:
-        """Free the blocks of a sequence that is over, once nothing can write them any more."""
-        if self.has_fence and self.is_in_flight(sequence, iteration, num_ended):
-            is_last_empty = self._latest.is_empty  # then there is nothing to wait for in it
-            self.fenced.append((iteration - 1 - int(is_last_empty), sequence))
-        else:
-            self._pool.release(sequence, sequence.num_blocks)
-
-    # Iterations in flight: needed only for the fence
-
-    def close(self, batch: Batch) -> None:
-        """Follow a batch that is now in flight."""
-        self._before, self._latest = self._latest, batch
+    def fence(self, sequence: Sequence, after: int) -> None:
+        """Free the blocks of a sequence when `pass_fences` exceeds `after`: until then a step may write them."""
+        self.fenced.append((after, sequence))
 
     def pass_fences(self, num_ended: int) -> None:
         """Free the blocks that waited for iterations before this one, which have ended."""
         while self.fenced and self.fenced[0][0] < num_ended:
             _, sequence = self.fenced.popleft()
             self._pool.release(sequence, sequence.num_blocks)
+
+    # Iterations in flight, at most two: needed only for the fence
+
+    def close(self, batch: Batch) -> None:
+        """Follow a batch that is now in flight."""
+        self._before, self._latest = self._latest, batch
+
+    def last_computed(self, iteration: int) -> int:
+        """Return the last iteration that computes something; `iteration` is the next."""
+        return iteration - 1 - int(self._latest.is_empty)
 
     def is_in_flight(self, sequence: Sequence, iteration: int, num_ended: int) -> bool:
         """Return whether an iteration that has not ended computes tokens of a sequence; `iteration` is the next."""

@@ -1,4 +1,4 @@
-"""The sequences that run: who gets how many tokens, who is preempted, and who ends.
+"""The sequences that run, in closed form: who gets how many tokens, who is preempted, and who ends.
 
     waiting -- admitted --> a chunk of its prompt in each iteration -- all computed --> decoding -- its last token --> over
        ^                                 |                                                |    |
@@ -13,41 +13,33 @@ from collections.abc import Iterator
 
 from mocker.batch import NOBODY, Batch
 from mocker.position import NEVER
-from mocker.sequence import OVER, WAITING, Sequence
+from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.decoding import Decoding
 from mocker.vllm.memory import Memory
-from mocker.vllm.queues import Queues, priority
+from mocker.vllm.queues import Queues
+from mocker.vllm.running_queue import RunningQueue
 
 
-class Running:
+class Running(RunningQueue):
     """The running sequences and the count of iterations, from which the positions of those that decode follow."""
 
     def __init__(self, config: EngineConfig, memory: Memory, queues: Queues) -> None:
-        self.sequences: list[Sequence] = []
-        self.iteration = 0  # the next to be scheduled
-        self.num_ended = 0
+        super().__init__(config, memory, queues)
         self.lag = int(config.is_async)  # iterations from computing a token to knowing it
         self.decoding = Decoding(self.sequences, memory.pool, block_size=config.block_size, lag=self.lag)
         self.ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
         self.starved = NOBODY  # in the last iteration
-        self.dropped: list[Sequence] = []  # whose output in flight does not count
         self.steady: Batch | None = None  # the last batch, if it continues unless something happens
-        self._config = config
-        self._pool = memory.pool
-        self._size = config.block_size
-        self._queues = queues
-        self._retention = memory.retention
-        self._offload = memory.offload
-        self._has_fence = memory.retention.has_fence
-        self._by_priority = config.scheduling_policy == "priority"
-        self._drops_output = config.is_async and config.is_kv_producer  # if preempted: its KV is gone
+        self._drops_output = config.is_async and config.is_kv_producer
 
     # The rule
 
     def schedule(self, batch: Batch) -> int:
-        """Give each running sequence its next tokens, preempting when blocks run out; return the rest of the budget."""
+        """See `RunningQueue`."""
+        if self.decoding.next_finish < self.iteration:
+            self.retire()
         budget, size = self._config.max_num_batched_tokens, self._size
         batch.preempted, batch.starved, batch.delayed = [], [], []
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
@@ -75,44 +67,21 @@ class Running:
         """Return how many tokens of a prefill to compute, with vLLM's cuts in vLLM's order."""
         return min(self.cut_to_threshold(sequence.num_known - sequence.num_computed), budget)
 
-    def cut_to_threshold(self, count: int) -> int:
-        """Cut a chunk to the longest that is allowed beside other sequences."""
-        threshold = self._config.long_prefill_token_threshold
-        if threshold <= 0:
-            return count
-        present = len(self.sequences) + self._queues.num_sequences
-        if present == 1:
-            return count
-        if self._config.long_prefill_token_threshold_adaptive:
-            threshold = max(threshold, self._config.max_num_batched_tokens // present)
-        return min(count, threshold)
-
     def knows_last(self, sequence: Sequence) -> bool:
         """Return whether the token that a sequence computes next is known, and not still in flight."""
         return not sequence.decoding or not self.lag or sequence in self.starved
 
     def grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
-        """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
+        """See `RunningQueue`."""
         self._pool.allocate(needed)
         if not sequence.decoding:
             sequence.num_computed = computed
             sequence.num_blocks += needed
         self._pool.store(sequence, num_cacheable // self._size)
 
-    def _make_room(self, batch: Batch, sequence: Sequence, needed: int, granted: dict[Sequence, int]) -> int | None:
-        """Preempt until this many blocks are free; return the tokens taken back, None if it cannot continue."""
-        refunds = 0
-        while self._pool.num_free < needed:
-            victim = max(self.sequences, key=priority) if self._by_priority else self.sequences[-1]
-            if self._has_fence and self.is_in_flight(victim):
-                return None  # its blocks would not be free at once
-            refund = granted.pop(victim, 0)
-            self.preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
-            batch.preempted.append(victim)
-            if victim is sequence:
-                return None
-            refunds += refund
-        return refunds
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
+        """See `RunningQueue`."""
+        self.sequences.append(sequence)
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Record the still running sequences in the batch; a decode without a token is now an iteration later."""
@@ -131,7 +100,7 @@ class Running:
             self.decoding.delay(batch.starved, self.iteration)
 
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
-        """Go on to the next iteration; return the batch, or the one before if it goes on unchanged."""
+        """See `RunningQueue`."""
         iteration = self.iteration = self.iteration + 1
         starved = self.starved = batch.starved
         if is_disturbed or batch.chunks or batch.preempted or starved or batch.delayed:
@@ -155,10 +124,7 @@ class Running:
     # Preemption
 
     def preempt(self, sequence: Sequence, *, was_granted: bool, is_dropped: bool) -> None:
-        """Return a running sequence to the waiting queue; it keeps its tokens, but not its blocks.
-
-        With `is_dropped`, it does not keep a token that is in flight.
-        """
+        """See `RunningQueue`."""
         self.sequences.remove(sequence)
         sequence.state = WAITING
         self._stop_computing(sequence, was_granted=was_granted, is_dropped=is_dropped)
@@ -187,8 +153,12 @@ class Running:
             self.dropped.append(sequence)
 
     def is_in_flight(self, sequence: Sequence) -> bool:
-        """Return whether an iteration that has not ended computes tokens of a sequence; only with a fence."""
+        """See `RunningQueue`."""
         return self._retention.is_in_flight(sequence, self.iteration, self.num_ended)
+
+    def fence(self) -> int:
+        """See `RunningQueue`."""
+        return self._retention.last_computed(self.iteration)
 
     # Ends
 
@@ -206,7 +176,7 @@ class Running:
             self.steady = None
 
     def end(self, batch: Batch, num_iterations: int) -> tuple[list[Sequence], list[Sequence]]:
-        """End iterations of a batch; return the sequences that it gave their first token, and those that have their last."""
+        """See `RunningQueue`."""
         ended = self.num_ended = self.num_ended + num_iterations
         if self._has_fence:
             self._retention.pass_fences(ended)
@@ -228,21 +198,34 @@ class Running:
             num_tokens = min(sequence.computed(self.iteration), sequence.num_total - 1)
             self._pool.store(sequence, num_tokens // self._size)
 
-    def remove(self, sequence: Sequence) -> None:
-        """Remove a running sequence that is over; it still has its blocks."""
-        self.sequences.remove(sequence)
-        if sequence.decoding:
-            self.decoding.stop([sequence], self.iteration)
-            self.steady = None
+    def leave(self, sequence: Sequence) -> None:
+        """See `RunningQueue`."""
+        if sequence.state == RUNNING:
+            self.sequences.remove(sequence)
+            if sequence.decoding:
+                self.decoding.stop([sequence], self.iteration)
+                self.steady = None
+        if sequence in self.ending:
+            self.ending.remove(sequence)
 
     # Counts
 
+    def tokenless(self, batch: Batch) -> list[Sequence]:
+        """See `RunningQueue`."""
+        return [*self.ending, *batch.starved]
+
     def prefilling(self) -> list[Sequence]:
-        """Return the sequences whose prompts are not computed yet."""
+        """See `RunningQueue`."""
         return [s for s in self.sequences if not (s.decoding or s in self.ending)]
 
+    def num_offered(self, batch: Batch, sequence: Sequence) -> int:
+        """See `RunningQueue`."""
+        if not sequence.decoding or sequence in batch.starved:
+            return 0
+        return sequence.computed(self.iteration) + int(self.knows_last(sequence))
+
     def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
-        """Yield each sequence of the batch in flight with its tokens, in vLLM's order."""
+        """See `RunningQueue`."""
         chunks = dict(batch.chunks)
         for sequence in self.sequences:
             if sequence in chunks:
@@ -251,9 +234,17 @@ class Running:
                 yield sequence, 1
 
     def num_tokens(self, sequence: Sequence, num_starved: int) -> int:
-        """Count a sequence's tokens that are known: see `Core.num_tokens`."""
+        """See `RunningQueue`."""
         if sequence in self.ending:
             return sequence.num_total - 1
         if not sequence.decoding:
             return sequence.num_known
         return max(sequence.known(self.num_ended) + num_starved, sequence.num_known)
+
+    def has_prefilled(self, sequence: Sequence) -> bool:
+        """See `RunningQueue`."""
+        return sequence.decoding or sequence in self.ending
+
+    def is_ending(self, sequence: Sequence) -> bool:
+        """See `RunningQueue`."""
+        return sequence in self.ending

@@ -9,8 +9,8 @@ after its last, but one that turns out to have stopped is not. A block that deco
 
 The parts, each with its own rule:
 
-    `Queues`     who waits            -- `Admission` --> `Running`    who runs; `FastPaths` and `Leaps` are beside its rule
-        ^                                                    |
+    `Queues`     who waits            -- `Admission` --> `Running`    who runs; `FastPaths` and `Leaps` are beside its rule;
+        ^                                                    |        or `CountedRunning`, if decodes get several tokens
         +---------------------- preempted -------------------+-- ends --> over
     `Loads`      KV comes from another engine or from host memory: blocks first, then a wait in `Queues.holding`
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`HostOffload`)
@@ -27,11 +27,13 @@ from mocker.contract import Outbox, Pause
 from mocker.core import Core
 from mocker.models.kv_cache import MoreBlocks
 from mocker.sequence import LOADING, OVER, RUNNING, Sequence
+from mocker.speculation.drafter import Drafter
 from mocker.tiers.config import HostMemory
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.admission import Admission
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.counted_running import CountedRunning
 from mocker.vllm.fast_paths import FastPaths
 from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.leaps import Leaps
@@ -40,6 +42,8 @@ from mocker.vllm.memory import Memory
 from mocker.vllm.offload.offers import Offers
 from mocker.vllm.queues import Queues
 from mocker.vllm.running import Running
+from mocker.vllm.running_queue import RunningQueue
+from mocker.vllm.speculation import Speculation
 
 
 class Scheduler(Core):
@@ -53,25 +57,36 @@ class Scheduler(Core):
         more: MoreBlocks | None = None,
         *,
         max_loras: int | None = None,
+        drafter: Drafter | None = None,
+        num_stages: int = 1,
+        is_counted: bool = False,
     ) -> None:
+        """Start idle; see `VllmCore` for the arguments."""
         self.config = config
         self.outbox = outbox = Outbox()
         self.pause: Pause | None = None
         self.has_fast_paths = True  # else the rule alone decides, with the same result
         self._more = more
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
-        memory = Memory(config, num_blocks, host, outbox)
+        memory = Memory(config, num_blocks, host, outbox, num_stages=num_stages)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
         first_blocks = FirstBlocks(config, memory)
         adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._has_host = memory.has_host
         self._queues = queues
-        self._running = Running(config, memory, queues)
-        self._fast_paths = FastPaths(config, memory, self._running)
+        self._fast_paths: FastPaths | None = None
+        self._leaps: Leaps | None = None
+        self._running: RunningQueue
+        if is_counted or config.num_speculative_tokens or num_stages > 1:
+            self._running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
+        else:
+            self._running = running = Running(config, memory, queues)
+            self._fast_paths = FastPaths(config, memory, running)
+            self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
         self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
         self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
         self._offers = Offers(config, memory, first_blocks, self._running)
-        self._leaps = Leaps(config, memory, self._running, queues, has_adapters=adapters is not None)
+        self._speculation = Speculation(config)
         # What callers read. The lists stay the same ones.
         self.pool = memory.pool
         self.offload = memory.offload
@@ -94,10 +109,8 @@ class Scheduler(Core):
         running = self._running
         if self._offers.to_prefetch:
             self._offers.prefetch()
-        if running.decoding.next_finish < running.iteration:
-            running.retire()
-        batch = Batch(running.iteration)
-        budget = self._fast_paths.schedule(batch) if self.has_fast_paths else None
+        batch, fast_paths = Batch(running.iteration), self._fast_paths
+        budget = fast_paths.schedule(batch) if fast_paths is not None and self.has_fast_paths else None
         if budget is None:
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
@@ -133,7 +146,9 @@ class Scheduler(Core):
             )
         if self._more is not None:
             sequence.num_more_blocks = self._more.of(sequence.num_total)
-        needed = num_blocks_of(sequence.num_total - 1, self.config.block_size) + sequence.num_more_blocks
+        speculation = self._speculation
+        num_places = speculation.num_places(sequence.num_total - 1 + speculation.num_drafts)
+        needed = num_blocks_of(num_places, self.config.block_size) + sequence.num_more_blocks
         if needed > self.pool.num_blocks:
             raise ValueError(
                 f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "
@@ -151,19 +166,19 @@ class Scheduler(Core):
 
     def _end(self, sequence: Sequence, num_computed: int, *, is_kept: bool) -> None:
         """End a sequence that leaves this many tokens' KV; a transfer still needs its blocks if they are kept."""
-        running = self._running
-        if sequence.state == RUNNING:
-            running.remove(sequence)
-        else:
+        running, retention = self._running, self.retention
+        is_fenced = retention.has_fence and running.is_in_flight(sequence)
+        if sequence.state != RUNNING:
             self._queues.leave(sequence)
+        running.leave(sequence)
         sequence.state = OVER
-        if sequence in running.ending:
-            running.ending.remove(sequence)
         self.offload.end(sequence, num_computed)
         if is_kept:
-            self.retention.keep(sequence)
+            retention.keep(sequence)
+        elif is_fenced:
+            retention.fence(sequence, running.fence())
         else:
-            self.retention.free(sequence, running.iteration, running.num_ended)
+            self.pool.release(sequence, sequence.num_blocks)
 
     def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
@@ -203,14 +218,15 @@ class Scheduler(Core):
 
     def may_evict(self, num_iterations: int) -> bool:
         """See `Core`."""
-        return self._leaps.may_evict(num_iterations)
+        return self._leaps is not None and self._leaps.may_evict(num_iterations)
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
         """See `Core`."""
-        return self._leaps.num_iterations(batch, limit)
+        return 1 if self._leaps is None else self._leaps.num_iterations(batch, limit)
 
     def leap(self, num_iterations: int, *, is_ordered: bool) -> None:
         """See `Core`."""
+        assert self._leaps is not None, "each iteration has to be scheduled"
         self._leaps.take(num_iterations, is_ordered=is_ordered)
 
     def end_iterations(self, num_iterations: int) -> None:
@@ -248,7 +264,7 @@ class Scheduler(Core):
 
     def is_ending(self, sequence: Sequence) -> bool:
         """Return whether a sequence waits only for its last token, which is in flight."""
-        return sequence in self._running.ending
+        return self._running.is_ending(sequence)
 
     def num_new_tokens(self, batch: Batch) -> Iterator[tuple[Sequence, int]]:
         """Yield each sequence of the batch in flight with its tokens, in vLLM's order."""

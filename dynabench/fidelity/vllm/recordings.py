@@ -15,8 +15,6 @@ from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_he
 from mocker import EngineConfig
 from mocker.tiers.config import HostMemory
 
-NOT_MODELLED = {"num_speculative_tokens": 0, "max_loras": 0, "pipeline_parallel_size": 1}
-"""Settings that affect the scheduler, with the values at which they do not."""
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 STATE = ("running", "waiting", "free_blocks")
@@ -37,6 +35,7 @@ class Action:
     """Tokens that end the answer, including EOS."""
     priority: int = 0
     salt: str | None = None
+    adapter: str = ""
     remote: str | None = None
     """The role of another engine: `decode` if this one loads KV from it, `prefill` if it reads KV from this one."""
     is_done: bool | None = None
@@ -69,6 +68,10 @@ class Updated:
     """Numbers of the completed copies to or from host memory."""
     host_events: list[tuple[str, list[Hashable]]] = field(default_factory=list)
     """KV events of host memory; the last hash of a stored chunk identifies it."""
+    accepted: dict[str, int] = field(default_factory=dict)
+    """How many of each request's drafts the model accepted."""
+    drafts: dict[str, int] = field(default_factory=dict)
+    """How many drafts there were then for each request's next step, if scheduling was synchronous."""
 
 
 @dataclass
@@ -80,6 +83,10 @@ class Recording:
     version: str
     offloading: HostMemory | None
     """Host memory, if it stores KV."""
+    max_loras: int | None
+    """How many adapters may run at once, if requests have any."""
+    num_stages: int
+    """Stages of the pipeline."""
     entries: list[Action | Scheduled | Updated]
 
 
@@ -107,11 +114,6 @@ def read(path: Path) -> Recording:
 
 
 def _config(path: Path, settings: Json) -> EngineConfig:
-    for name, without in NOT_MODELLED.items():
-        if settings.get(name, without) != without:
-            raise RecordingError(
-                f"{path}: recorded with {name} {settings[name]!r}, which the mocker does not model yet"
-            )
     if settings.get("kv_connector") not in CONNECTORS:
         raise RecordingError(
             f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected one of {', '.join(CONNECTORS[1:])} or none"
@@ -119,6 +121,7 @@ def _config(path: Path, settings: Json) -> EngineConfig:
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
+    known["speculative_method"] = settings.get("spec_method", "ngram")
     if settings.get("kv_connector") == "OffloadingConnector":
         known["kv_role"] = None  # kv_both: no other engine is involved
     return EngineConfig(**known)
@@ -162,7 +165,7 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
             f"{path}: the recording ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} "
             "arrives"
         )
-    return Recording(path, _config(path, settings), scenario["vllm_version"], None, entries)
+    return Recording(path, _config(path, settings), scenario["vllm_version"], None, None, 1, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -185,7 +188,10 @@ def _scheduled_in(row: Json) -> Json:
 
 def _updated_in(row: Json) -> Json:
     finished = row["finished"]
-    facts: Json = {"sampled": set(row["tokens"]), "free_blocks": row["free_blocks_after"]}
+    facts: Json = {
+        "sampled": {id: len(tokens) for id, tokens in row["tokens"].items()},
+        "free_blocks": row["free_blocks_after"],
+    }
     # A list of finished requests means that all answers ended by length.
     facts["finished"] = finished if isinstance(finished, dict) else dict.fromkeys(finished, "length")
     return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
@@ -209,6 +215,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
                 action = Action("add", row["id"], source["prompt_token_ids"], outputs[row["id"]], source["max_tokens"])
                 action.stops = frozenset([*row.get("stop_token_ids", ()), row.get("eos_token_id")]) - {None}
                 action.priority, action.salt = row["priority"], row["cache_salt"]
+                action.adapter = row["lora"][0] if row.get("lora") else ""
                 action.remote = row["kv"]["kind"] if "kv" in row else None
                 entries.append(action)
             case "abort":
@@ -223,16 +230,21 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
                 events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
                 arrivals, sent = _transferred(row.get("kv_out", {}), loads)
                 updated = Updated(row["step"], _updated(row), events, arrivals=arrivals, sent=sent)
+                updated.accepted = row.get("accepted", {})
                 updated.copies = row.get("kv_out", {}).get("completed_jobs", [])
                 updated.host_events = [
                     (KINDS[event["type"]], event["block_hashes"]) for event in row.get("connector_events", ())
                 ]
                 entries.append(updated)
-            case "summary" | "drafts":
+            case "drafts":
+                updated.drafts = {id: len(tokens) for id, tokens in row["drafts"].items()}
+            case "summary":
                 pass
             case other:
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
-    return Recording(path, config, meta["vllm"], offloading, entries)
+    settings = meta["config"]
+    max_loras, num_stages = settings.get("max_loras") or None, settings.get("pipeline_parallel_size", 1)
+    return Recording(path, config, meta["vllm"], offloading, max_loras, num_stages, entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:
@@ -244,6 +256,8 @@ def _scheduled(row: Json, known: set[str]) -> Json:
         "resumed": resumed + [cached["id"] for cached in row["cached"] if cached["resumed"]],
         "preempted": sorted(row["preempted"]),
     }
+    if "spec" in row:
+        facts["drafts"] = {id: len(tokens) for id, tokens in row["spec"].items()}
     if "cpu_free_chunks" in row:
         meta = row["kv_meta"]
         facts["host_loads"] = {
@@ -294,7 +308,7 @@ def _transferred(out: Json, loads: dict[str, tuple[int, list[int]]]) -> tuple[li
 
 def _updated(row: Json) -> Json:
     stats = row["prefix_cache_stats"]
-    facts = {"sampled": set(row["sampled"]), "finished": row["finished"]}
+    facts = {"sampled": {id: len(tokens) for id, tokens in row["sampled"].items()}, "finished": row["finished"]}
     if "kv_out" in row:
         given = row.get("kv_transfer_params", {})
         facts["handed_over"] = {

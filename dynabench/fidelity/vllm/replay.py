@@ -7,11 +7,11 @@ from dataclasses import replace
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
 from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, Scheduled, Updated
 from foundation.text import one_line
-from mocker import AllBlocksCleared, BlockChain, BlockStored, EngineConfig, Sequence
+from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
 from mocker.events import BlockEvent, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
-from mocker.tiers.config import HostMemory
+from mocker.speculation.drafter import Drafter
 from mocker.tiers.copies import SequenceCopy
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
@@ -20,15 +20,19 @@ from mocker.vllm.core import VllmCore
 from mocker.vllm.offload.offload import Offload
 
 
-def verify(recording: Recording) -> Verdict:
+def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
     """Replay a recording step by step and stop at the first difference.
+
+    Args:
+        recording: what vLLM did.
+        is_counted: count tokens in each iteration, even where they have a closed form (see `VllmCore`).
 
     Raises:
         RecordingError: it cannot be replayed: requests or steps are missing.
     """
     num_steps = num_events = 0
     try:
-        replay = _Replay(recording.config, recording.offloading)
+        replay = _Replay(recording, is_counted=is_counted)
     except ValueError as error:
         raise RecordingError(f"{recording.path}: cannot be replayed ({one_line(error)})") from error
     for entry in recording.entries:
@@ -59,14 +63,41 @@ class Lookup:
         self.num_hits_elsewhere = num_hits_elsewhere
 
 
+class _RecordedDrafter(Drafter):
+    """Answers with what was recorded with the step that ends."""
+
+    def __init__(self) -> None:
+        self.entry: Updated | None = None
+
+    def proposed(self, sequence: Sequence) -> int:
+        """See `Drafter`."""
+        assert self.entry is not None
+        return self.entry.drafts.get(str(sequence.id), 0)
+
+    def accepted(self, sequence: Sequence, num_drafts: int) -> int:
+        """See `Drafter`."""
+        assert self.entry is not None
+        return self.entry.accepted[str(sequence.id)]
+
+
 class _Replay:
     """The mocker's scheduler, driven like vLLM's."""
 
-    def __init__(self, config: EngineConfig, offloading: HostMemory | None) -> None:
+    def __init__(self, recording: Recording, *, is_counted: bool) -> None:
+        config = recording.config
         if config.num_gpu_blocks is None:
             raise ValueError("num_gpu_blocks is not recorded")
         self._block_size = config.block_size
-        self._scheduler = VllmCore(config, config.num_gpu_blocks, offloading)
+        self._drafter = _RecordedDrafter()
+        self._scheduler = VllmCore(
+            config,
+            config.num_gpu_blocks,
+            recording.offloading,
+            max_loras=recording.max_loras,
+            drafter=self._drafter,
+            num_stages=recording.num_stages,
+            is_counted=is_counted,
+        )
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
@@ -102,9 +133,10 @@ class _Replay:
         scheduler = self._scheduler
         batch = scheduler.schedule()
         self._in_flight.append(batch)
-        facts: Json = {"scheduled": {}, "new": {}, "resumed": [], "preempted": []}
+        facts: Json = {"scheduled": {}, "drafts": {}, "new": {}, "resumed": [], "preempted": []}
         if batch is not None:
             facts["scheduled"] = {sequence.id: count for sequence, count in scheduler.num_new_tokens(batch)}
+            facts["drafts"] = {sequence.id: count for sequence, count in batch.drafts.items()}
             counts = dict(batch.chunks)
             facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
@@ -162,13 +194,16 @@ class _Replay:
         return facts
 
     def _update(self, batch: Batch | None, entry: Updated) -> Json:
-        facts: Json = {"sampled": set(), "finished": {}, "wasted": {}}
+        facts: Json = {"sampled": {}, "finished": {}, "wasted": {}}
         if batch is not None:
-            computed = (*batch.decodes, *batch.sampled)
-            facts["wasted"] = {one.id: 1 for one in computed if not self._scheduler.is_delivered(one)}
+            made = {one: 1 + entry.accepted.get(str(one.id), 0) for one in (*batch.decodes, *batch.sampled)}
             speaking = [sequence for sequence in batch.decodes if self._scheduler.is_delivered(sequence)]
+            self._drafter.entry = entry
             sampled, finished = self._scheduler.update(batch)
-            facts["sampled"] = {sequence.id for sequence in (*speaking, *sampled)}
+            counts = dict.fromkeys((*speaking, *sampled), 1) | dict(batch.emitted)
+            facts["sampled"] = {sequence.id: count for sequence, count in counts.items()}
+            wasted = {one.id: count - counts.get(one, 0) for one, count in made.items()}
+            facts["wasted"] = {id: count for id, count in wasted.items() if count}
             facts["finished"] = {sequence.id: sequence.finish_reason for sequence in finished}
         held = [s for s in self._scheduler.retention.kept if s.is_remote_decode and facts["finished"].get(s.id)]
         facts["handed_over"] = {sequence.id: [sequence.num_blocks, sequence.cached_tokens] for sequence in held}
@@ -323,10 +358,10 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
     return None
 
 
-def content_ids(tokens: list[int], block_size: int, salt: str | None = None) -> list[Hashable]:
-    """Name each full block of a token sequence by its content and everything before it."""
+def content_ids(tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "") -> list[Hashable]:
+    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it."""
     ids: list[Hashable] = []
-    parent: Hashable = ("salt", salt)
+    parent: Hashable = ("salt", salt, adapter)
     for start in range(0, len(tokens) - block_size + 1, block_size):
         parent = hash((parent, tuple(tokens[start : start + block_size])))
         ids.append(parent)
@@ -340,10 +375,11 @@ def _sequence(action: Action, block_size: int, order: int) -> Sequence:
         num_prompt=len(action.prompt),
         max_tokens=action.max_tokens,
         stop_after=None if stop is None else stop + 1,
-        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt)),
+        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt, action.adapter)),
         is_remote_prefill=action.remote == "decode",
         is_remote_decode=action.remote == "prefill",
         priority=action.priority,
+        adapter=action.adapter,
         arrival=order,
     )
 

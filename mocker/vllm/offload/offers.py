@@ -5,13 +5,13 @@ from mocker.sequence import WAITING, Sequence
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.memory import Memory
-from mocker.vllm.running import Running
+from mocker.vllm.running_queue import RunningQueue
 
 
 class Offers:
     """Fetches prompts from tiers before it is their turn, and offers the KV that batches compute."""
 
-    def __init__(self, config: EngineConfig, memory: Memory, first_blocks: FirstBlocks, running: Running) -> None:
+    def __init__(self, config: EngineConfig, memory: Memory, first_blocks: FirstBlocks, running: RunningQueue) -> None:
         self.to_prefetch: list[Sequence] = []  # new; tiers behind host memory may have parts of their prompts
         self._size = config.block_size
         self._offload = memory.offload
@@ -42,8 +42,7 @@ class Offers:
         offers = []
         for sequence in running.sequences:
             if sequence in chunks:
-                offers.append((sequence, sequence.num_computed))
-            elif sequence.decoding and sequence not in batch.starved and (not is_prompt_only or sequence in refused):
-                is_last_known = int(running.knows_last(sequence))
-                offers.append((sequence, sequence.computed(running.iteration) + is_last_known))
+                offers.append((sequence, min(sequence.num_computed, sequence.num_known)))
+            elif (not is_prompt_only or sequence in refused) and (count := running.num_offered(batch, sequence)):
+                offers.append((sequence, count))
         return offload.end_schedule(offers)

@@ -24,6 +24,11 @@ def test_every_step_of_a_recording_reproduces(path):
     assert verdict.num_steps == len(steps) > 0
 
 
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_every_step_reproduces_if_tokens_are_counted_in_each_of_them(path):
+    assert replay.verify(recordings.read(path), is_counted=True).difference is None
+
+
 def test_a_changed_recording_is_told_apart():
     recording = recordings.read(GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz")
     steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]

@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts of tokens, which a step of the model verifies."""
