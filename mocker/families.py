@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from mocker.contract import EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
 from mocker.engine import Engine
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.ranks import SglangRanks
@@ -42,7 +42,7 @@ def new_engine(
     num_blocks: int,
     num_ranks: int = 1,
     host: HostMemory | None = None,
-    more: MoreBlocks | None = None,
+    layout: KvLayout | None = None,
     max_loras: int | None = None,
     kv_events: bool = True,
     ordered_events: bool = True,
@@ -55,7 +55,7 @@ def new_engine(
         num_blocks: KV blocks, vLLM's null block included; SGLang's pages. With several ranks, those of each.
         num_ranks: ranks of attention DP.
         host: its host memory, if it keeps KV there.
-        more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
+        layout: the groups of the model's layers, if they do not all keep the same.
         max_loras: how many adapters may run in one iteration (None: sequences have none).
         kv_events: report KV events.
         ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
@@ -63,7 +63,7 @@ def new_engine(
     """
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]
-        core = new_core(config, num_blocks, host, more, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
+        core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
     else:
-        core = CORES[type(config)](config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+        core = CORES[type(config)](config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
     return Engine(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)

@@ -36,8 +36,6 @@ class Sequence(Position):
         "num_blocks",
         "num_cached_blocks",
         "num_limit",
-        "num_more_blocks",
-        "num_more_held",
         "num_preemptions",
         "num_prompt",
         "order",
@@ -103,8 +101,6 @@ class Sequence(Position):
         self.state = WAITING
         self.order = 0  # its place among waiting ones, by priority only if priorities and arrivals are equal
         self.num_blocks = 0  # allocated; while it decodes, those when it began: its position says how many it has now
-        self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
-        self.num_more_held = 0
         self.num_cached_blocks = 0
         self.cached_tokens = 0  # of its prompt, when it was first admitted
         self.host_tokens = self.disk_tokens = self.store_tokens = 0  # those of them that came from beyond the GPU

@@ -10,6 +10,7 @@ which the block is the outermost dimension they may differ, and the layers of a 
 about equally wide.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -46,6 +47,11 @@ class LayerKv(NamedTuple):
             return "full_attention"
         return "chunked_local_attention" if self.is_chunked else "sliding_window"
 
+    @property
+    def in_words(self) -> str:
+        """Its kind, and how many tokens it keeps if it does not keep all."""
+        return f"{self.kind} ({self.window})" if self.window else self.kind
+
 
 class KvGroup(NamedTuple):
     """Layers that share a table of blocks."""
@@ -67,6 +73,13 @@ class KvGroup(NamedTuple):
             return 2 if is_aligned else 1
         return blocks_at_once(self.layer, self.block_size, num_in_flight, max_model_len)
 
+    def num_blocks_of(self, num_tokens: int, num_in_flight: int) -> int:
+        """Return the most blocks that a sequence of this many tokens holds at once."""
+        blocks = ceil(num_tokens / self.block_size)
+        if not self.layer.token:
+            return min(blocks, 2)
+        return min(blocks, blocks_at_once(self.layer, self.block_size, num_in_flight, max(num_tokens, 1)))
+
 
 def blocks_at_once(layer: LayerKv, block_size: int, num_in_flight: int, max_model_len: int) -> int:
     """Return the most blocks in which an attention layer keeps one sequence at once."""
@@ -85,6 +98,21 @@ class KvLayout:
     groups: tuple[KvGroup, ...]
     block: float
     """Bytes of a block in the widest group."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether all layers keep all tokens, in blocks of one kind."""
+        return len(self.groups) == 1 and self.groups[0].layer.is_full
+
+    @property
+    def summary(self) -> str:
+        """The groups in words, alike ones together: `6 sliding_window (1024), 1 full_attention`."""
+        kinds = Counter([group.layer.in_words for group in self.groups])
+        return ", ".join([f"{count} {kind}" for kind, count in kinds.items()])
+
+    def num_blocks_of(self, num_tokens: int, num_in_flight: int) -> int:
+        """Return the most blocks that a sequence of this many tokens holds at once: see `num_blocks_at_once`."""
+        return sum([group.num_blocks_of(num_tokens, num_in_flight) for group in self.groups])
 
     def num_blocks_at_once(self, max_model_len: int, num_in_flight: int, *, is_aligned: bool = True) -> int:
         """Return the most blocks that one sequence of full length holds.

@@ -13,9 +13,7 @@ from mocker.batch import Batch
 from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
@@ -33,17 +31,15 @@ class Admission:
         self,
         config: EngineConfig,
         memory: Memory,
-        first_blocks: FirstBlocks,
         running: RunningQueue,
         queues: Queues,
-        loads: Loads,
+        loads: Loads | None,
         adapters: AdapterSeats | None,
         outbox: Outbox,
     ) -> None:
         self._max_running = config.max_running
         self._config = config
-        self._pool = memory.pool
-        self._first_blocks = first_blocks
+        self._blocks = memory.blocks
         self._running = running
         self._speculation = Speculation(config)
         self._queues = queues
@@ -69,6 +65,7 @@ class Admission:
                     place += 1
                     continue
                 if sequence.state == LOADED:
+                    assert self._loads is not None, "only loads hold blocks"
                     self._loads.promote(sequence)
             elif num_skipped < len(waiting) and takes_new:
                 sequence = waiting[num_skipped]
@@ -91,18 +88,17 @@ class Admission:
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
-        known, computed, hits = sequence.num_known, sequence.num_computed, 0
+        known, computed, cached = sequence.num_known, sequence.num_computed, 0
         if not computed:
-            hits = self._first_blocks.num_cached(sequence)
-            computed = hits * self._config.block_size
+            computed = cached = self._blocks.num_cached(sequence)
         if sequence.is_remote_prefill:
-            return self._start_load(sequence, hits, known)
+            return self._start_load(sequence, cached, known)
         if not sequence.num_blocks and sequence.reads_cache:
             more = self._offload.ask(sequence, computed)
             if more is None:
                 return "skip", 0
             if more:
-                return self._start_load(sequence, hits, computed + more)
+                return self._start_load(sequence, cached, computed + more)
         count = self._running.cut_to_threshold(known - computed)
         num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
         if num_padding >= budget:
@@ -112,28 +108,30 @@ class Admission:
                 return "stop", 0
             count = budget
         count += num_padding
-        reach = self._speculation.num_places(computed + count)
-        if self._config.scheduler_reserve_full_isl:
-            reach = max(reach, known)
+        cut = self._blocks.cut(sequence, computed, count)
+        if cut < count:
+            count, num_padding = cut, 0
         is_alone = not self._running.sequences
-        if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
+        if not count or not self._blocks.fits(sequence, cached, computed, count, is_alone=is_alone):
             return "stop", 0
-        self._start(batch, sequence, hits, computed, count, num_padding)
+        self._start(batch, sequence, cached, computed, count, num_padding)
         return "start", count + self._speculation.num_slots
 
-    def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
-        return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
+    def _start_load(self, sequence: Sequence, num_local: int, num_computed: int) -> tuple[Outcome, int]:
+        assert self._loads is not None, "KV of several groups comes from nowhere else"
+        return "start" if self._loads.start(sequence, num_local, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, computed: int, count: int, num_padding: int) -> None:
+    def _start(
+        self, batch: Batch, sequence: Sequence, cached: int, computed: int, count: int, num_padding: int
+    ) -> None:
         """Start a waiting sequence, with its first chunk after the cached or loaded part."""
         was_holding = sequence in self._queues.holding
         self._queues.leave(sequence)
         if not sequence.num_blocks:
-            self._first_blocks.share(sequence, hits)
+            self._blocks.start(sequence, cached)
             self._stats.count(sequence, computed)
+        needed = self._blocks.num_needed(sequence, computed, count, 0)
         computed += count
-        num_places = self._speculation.num_places(computed)
-        needed = max(num_blocks_of(num_places, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]

@@ -26,22 +26,20 @@ from collections.abc import Hashable
 
 from foundation.galloping import num_held
 from mocker.chain import BlockChain
-from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
 from mocker.vllm.block_runs import UNHELD, BlockRun, BlockWatch
+from mocker.vllm.pool import Pool
 
 
-class BlockPool:
+class BlockPool(Pool):
     """Allocates blocks, finds cached prefixes and evicts, at a cost per run rather than per block."""
 
     def __init__(self, num_blocks: int, *, enable_prefix_caching: bool) -> None:
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self.enable_prefix_caching = enable_prefix_caching
         self.num_blank = num_blocks
         self.num_evictable = 0
-        self.has_listener = True
-        """Whether `events` is filled."""
-        self.events: list[BlockEvent] = []
         self.touched: list[BlockWatch] = []
         """Watches whose blocks were reused, until a caller empties the list."""
         self._index: dict[Hashable, BlockRun] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
@@ -51,7 +49,7 @@ class BlockPool:
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated, cached ones included."""
+        """See `Pool`."""
         return self.num_blank + self.num_evictable
 
     # What the scheduler asks
@@ -114,11 +112,6 @@ class BlockPool:
             remaining -= count
             self._forget(run, run.stop - count)
 
-    def allocate_more(self, sequence: Sequence) -> None:
-        """Allocate what a sequence holds beside the blocks of its tokens; it is never cached."""
-        self.allocate(sequence.num_more_blocks)
-        sequence.num_more_held = sequence.num_more_blocks
-
     def give_back(self, num_blocks: int) -> None:
         """Free blocks that were allocated and never filled."""
         self.num_blank += num_blocks
@@ -157,8 +150,7 @@ class BlockPool:
                 run.holders = UNHELD
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
-        self.num_blank += num_blocks - sequence.num_cached_blocks + sequence.num_more_held
-        sequence.num_more_held = 0
+        self.num_blank += num_blocks - sequence.num_cached_blocks
         sequence.num_blocks = sequence.num_cached_blocks = 0
 
     def watch(self, sequence: Sequence, watch: BlockWatch) -> None:
@@ -167,7 +159,7 @@ class BlockPool:
             run.watches = [*[other for other in run.watches if other.is_on], watch]
 
     def reset(self) -> bool:
-        """Forget all cached blocks, or return False if any block is in use."""
+        """See `Pool`."""
         if self.num_free != self.num_blocks:
             return False
         self._index.clear()

@@ -37,6 +37,10 @@ class EngineConfig(OffloadConfig):
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of identical prefixes."""
 
+    prefix_cache_retention_interval: Whole | None = 0
+    """Tokens between the places at which later prefix hits may end in layers that keep windows or states, beside the ends
+    of prompts (0: only there; none: after every block). Other layers keep all."""
+
     enable_chunked_prefill: bool = True
     """Allow a prompt to be computed over several steps."""
 
@@ -62,9 +66,9 @@ class EngineConfig(OffloadConfig):
     num_speculative_tokens: Whole = 0
     """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
 
-    speculative_method: Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"] = "eagle3"
-    """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling), a smaller
-    model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
+    speculative_method: Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"] = "eagle3"
+    """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling, or ngram_gpu,
+    which does not), a smaller model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
 
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both

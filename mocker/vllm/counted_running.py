@@ -111,6 +111,7 @@ class CountedRunning(RunningQueue):
     def schedule(self, batch: Batch) -> int:
         """See `RunningQueue`."""
         self._num_calls += 1
+        self._blocks.begin_step()
         self._has_partial = False
         batch.preempted, batch.starved, batch.delayed, batch.drafts = [], [], [], {}
         budget = self._config.max_num_batched_tokens - self._num_slots
@@ -123,8 +124,9 @@ class CountedRunning(RunningQueue):
                 granted[sequence] = 0
                 continue
             computed = sequence.num_computed + count
-            needed = max(self._num_blocks(self._speculation.num_places(computed)) - sequence.num_blocks, 0)
-            refund = self._make_room(batch, sequence, needed, granted) if self._pool.num_free < needed else 0
+            in_flight = counts.num_in_flight - counts.num_stale
+            needed = self._blocks.num_needed(sequence, sequence.num_computed, count, in_flight)
+            refund = self._make_room(batch, sequence, needed, granted) if self._blocks.num_free < needed else 0
             if refund is None:
                 break
             budget += refund
@@ -146,7 +148,7 @@ class CountedRunning(RunningQueue):
             return 0
         computed = sequence.num_computed
         count = self.cut_to_threshold(sequence.num_known + counts.num_drafts + counts.num_placeholders - computed)
-        return min(count, budget, self._limit - computed - 1)
+        return self._blocks.cut(sequence, computed, min(count, budget, self._limit - computed - 1))
 
     def _has_last_in_flight(self, sequence: Sequence, counts: Counts) -> bool:
         """Return whether a batch in flight brings the last token by length, even if all drafts in flight are rejected."""
@@ -156,10 +158,9 @@ class CountedRunning(RunningQueue):
 
     def grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
         """See `RunningQueue`."""
-        self._pool.allocate(needed)
+        self._blocks.grow(sequence, computed, needed)
         sequence.num_computed = computed
-        sequence.num_blocks += needed
-        self._pool.store(sequence, num_cacheable // self._size)
+        self._blocks.store(sequence, num_cacheable)
 
     def num_padding(self, batch: Batch, num_computed: int) -> int:
         """See `RunningQueue`."""
@@ -236,7 +237,7 @@ class CountedRunning(RunningQueue):
         """See `RunningQueue`."""
         self.sequences.remove(sequence)
         sequence.state = WAITING
-        self._pool.release(sequence, sequence.num_blocks)
+        self._blocks.release(sequence)
         self._offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
@@ -320,7 +321,7 @@ class CountedRunning(RunningQueue):
         sequence.num_computed -= num_rejected
         if self._is_async:
             counts.num_placeholders -= num_rejected + num_emitted
-            self._pool.store(sequence, (sequence.num_computed - counts.num_placeholders) // self._size)
+            self._blocks.store(sequence, sequence.num_computed - counts.num_placeholders)
         elif self._drafter is not None and sequence.num_known < sequence.num_total:
             counts.num_drafts = self._drafter.proposed(sequence)
 

@@ -19,7 +19,7 @@ class FastPaths:
 
     def __init__(self, config: EngineConfig, memory: Memory, running: Running) -> None:
         self._running = running
-        self._pool = memory.pool
+        self._pool = memory.runs
         self._budget = config.max_num_batched_tokens
         self._size = config.block_size
 

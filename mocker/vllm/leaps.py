@@ -27,7 +27,7 @@ class Leaps:
         self._config = config
         self._running = running
         self._queues = queues
-        self._pool = memory.pool
+        self._pool = memory.runs
         self._retention = memory.retention
         self._offload = memory.offload
         self._has_host = memory.has_host

@@ -28,7 +28,8 @@ class Running(RunningQueue):
     def __init__(self, config: EngineConfig, memory: Memory, queues: Queues) -> None:
         super().__init__(config, memory, queues)
         self.lag = int(config.is_async)  # iterations from computing a token to knowing it
-        self.decoding = Decoding(self.sequences, memory.pool, block_size=config.block_size, lag=self.lag)
+        self._pool = memory.runs
+        self.decoding = Decoding(self.sequences, memory.runs, block_size=config.block_size, lag=self.lag)
         self.ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
         self.starved = NOBODY  # in the last iteration
         self.steady: Batch | None = None  # the last batch, if it continues unless something happens

@@ -25,17 +25,16 @@ from collections.abc import Iterator
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Outbox, Pause
 from mocker.core import Core
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.sequence import LOADING, OVER, RUNNING, Sequence
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.config import HostMemory
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.admission import Admission
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.counted_running import CountedRunning
 from mocker.vllm.fast_paths import FastPaths
-from mocker.vllm.first_blocks import FirstBlocks
+from mocker.vllm.groups.settings import group_settings
 from mocker.vllm.leaps import Leaps
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
@@ -54,7 +53,7 @@ class Scheduler(Core):
         config: EngineConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         drafter: Drafter | None = None,
@@ -66,29 +65,33 @@ class Scheduler(Core):
         self.outbox = outbox = Outbox()
         self.pause: Pause | None = None
         self.has_fast_paths = True  # else the rule alone decides, with the same result
-        self._more = more
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
-        memory = Memory(config, num_blocks, host, outbox, num_stages=num_stages)
+        groups = (
+            None if layout is None else group_settings(config, layout, num_batches=num_stages + int(config.is_async))
+        )
+        memory = Memory(config, num_blocks, host, outbox, groups=groups, num_stages=num_stages)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
-        first_blocks = FirstBlocks(config, memory)
         adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._has_host = memory.has_host
         self._queues = queues
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
         self._running: RunningQueue
-        if is_counted or config.num_speculative_tokens or num_stages > 1:
+        if is_counted or memory.has_groups or config.num_speculative_tokens or num_stages > 1:
             self._running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
         else:
             self._running = running = Running(config, memory, queues)
             self._fast_paths = FastPaths(config, memory, running)
             self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
-        self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
-        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
-        self._offers = Offers(config, memory, first_blocks, self._running)
+        self._loads: Loads | None = None
+        if not memory.has_groups:
+            self._loads = Loads(config, memory, self._running, queues, outbox)
+        self._admission = Admission(config, memory, self._running, queues, self._loads, adapters, outbox)
+        self._offers = Offers(memory, self._running)
         self._speculation = Speculation(config)
         # What callers read. The lists stay the same ones.
         self.pool = memory.pool
+        self.blocks = memory.blocks
         self.offload = memory.offload
         self.retention = memory.retention
         self.prefix_cache_stats = memory.prefix_cache_stats
@@ -144,11 +147,9 @@ class Scheduler(Core):
                 f"prompt of {sequence.num_prompt} tokens; without chunked prefill it must be at most max_num_batched_tokens "
                 f"({budget})"
             )
-        if self._more is not None:
-            sequence.num_more_blocks = self._more.of(sequence.num_total)
         speculation = self._speculation
         num_places = speculation.num_places(sequence.num_total - 1 + speculation.num_drafts)
-        needed = num_blocks_of(num_places, self.config.block_size) + sequence.num_more_blocks
+        needed = self.blocks.most_needed(num_places)
         if needed > self.pool.num_blocks:
             raise ValueError(
                 f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "
@@ -178,10 +179,11 @@ class Scheduler(Core):
         elif is_fenced:
             retention.fence(sequence, running.fence())
         else:
-            self.pool.release(sequence, sequence.num_blocks)
+            self.blocks.release(sequence)
 
     def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
+        assert self._loads is not None, "KV of several groups comes from nowhere else"
         is_over = self._loads.end(sequence, num_valid_blocks)
         if is_over:
             self.abort(sequence)
@@ -256,7 +258,7 @@ class Scheduler(Core):
 
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts: see `Loads`."""
-        return self._loads.num_reserved_blocks()
+        return 0 if self._loads is None else self._loads.num_reserved_blocks()
 
     def is_delivered(self, sequence: Sequence) -> bool:
         """See `Core`."""

@@ -1,21 +1,25 @@
 """The KV cache of an engine whose layers form groups: what a sequence can start from, what it takes, what it leaves.
 
-find        the longest start of a prompt that all groups have
-admits      the gate: a whole sequence fits, one day
-allocate    free what is skipped, share the hit, take blocks for the next tokens     -- or not: too few are free
-store       name the blocks whose tokens are known, so that later prompts find them
-release     give everything back, group by group, the tail first
+find         the longest start of its tokens that all groups have
+start        it shares those blocks; entries that no layer reads any more are null
+skip, grow   what its next tokens do not see is freed, and blocks for them are taken
+store        blocks whose tokens are known get names, so that later prompts find them
+release      everything is given back, group by group, the tail first
 """
 
 from math import gcd, lcm
 from typing import Final
 
-from mocker.events import BlockGroup, GroupStored
+from mocker.events import GroupStored
 from mocker.sequence import Sequence
-from mocker.vllm.groups.kinds import Chunked, Kind, State, Units, WholeState, Window
+from mocker.vllm.groups.alignment import aligned_chunk
+from mocker.vllm.groups.kinds import Kind, State, Units
+from mocker.vllm.groups.make import described, kinds_of
 from mocker.vllm.groups.pool import NULL, Content, GroupPool
 from mocker.vllm.groups.settings import GroupSettings
 from mocker.vllm.groups.tables import Table, Tables
+
+NO_BLOCKS: Final[list[int]] = []
 
 
 class Hit:
@@ -27,12 +31,13 @@ class Hit:
         self.length = length
         """Tokens."""
         self.blocks = blocks
-        """Of each group, by position; the null block where none is needed."""
+        """Of each group, by position; the null block where none is needed. Without any: nothing at all."""
         self.junction = junction
         """Tokens that some groups have, if that is more; else 0."""
 
 
-NO_BLOCKS: Final[list[int]] = []
+NO_HIT: Final = Hit(0, [], 0)
+NO_TABLE: Final = Table()  # shared, never changed
 
 
 class GroupedCache:
@@ -42,7 +47,7 @@ class GroupedCache:
         """Start empty; one of the blocks is the null block."""
         groups = settings.groups
         sizes = [group.block_size for group in groups]
-        self.units = Units(settings.block_size, gcd(*sizes), lcm(*sizes))
+        self.units = Units(settings.unit, gcd(*sizes), lcm(*sizes))
         self.pool = GroupPool(num_blocks, described(settings, self.units))
         self._settings = settings
         self._kinds = kinds_of(settings, self.units)
@@ -65,7 +70,7 @@ class GroupedCache:
         """Return the longest start of a sequence's tokens that all groups have; at least one token is left to compute."""
         settings = self._settings
         if not settings.enable_prefix_caching:
-            return Hit(0, [NO_BLOCKS] * len(self._kind_of), 0)
+            return NO_HIT
         chain, pool, limit = sequence.chain, self.pool, sequence.num_known - 1
         most = sequence.num_known // self.units.hashed * self.units.hashed
         found: list[list[int]] = [NO_BLOCKS] * len(self._kind_of)
@@ -89,7 +94,8 @@ class GroupedCache:
         for kind in self._kinds:
             for group in kind.groups:
                 found[group] = found[group][: length // kind.block_size]
-        return Hit(length, found, longest if longest > length and len(found) > 1 else 0)
+        junction = longest if longest > length and len(found) > 1 else 0
+        return Hit(length, found, junction) if length or junction else NO_HIT
 
     @property
     def _is_simple(self) -> bool:
@@ -98,72 +104,14 @@ class GroupedCache:
 
     # What is taken
 
-    def admits(self, sequence: Sequence, hit: Hit, num_tokens: int, reserve: int) -> bool:
-        """Return whether a sequence of this many tokens fits beside a reserve, if nobody else took anything."""
-        return self._num_needed(sequence, hit, num_tokens, num_tokens, is_gate=True) + reserve <= self.pool.num_free
-
-    def allocate(
-        self,
-        sequence: Sequence,
-        hit: Hit | None,
-        done: int,
-        count: int,
-        *,
-        num_in_flight: int,
-        reserve: int = 0,
-    ) -> bool:
-        """Give a sequence the blocks for its next tokens; False, with nothing but skipped blocks freed, if too few are free.
-
-        Args:
-            sequence: whose they are.
-            hit: what it starts from, if it starts.
-            done: tokens that are computed, the hit included.
-            count: tokens that come next.
-            num_in_flight: computed tokens whose step has not ended, so that it still reads.
-            reserve: blocks that must stay free.
-        """
-        settings, pool = self._settings, self.pool
-        held = self._held.get(sequence)
-        if held is not None:
-            for kind, table in zip(self._kind_of, held.tables, strict=True):
-                kind.skip(pool, table, done - num_in_flight)
-        start = hit or Hit(0, [NO_BLOCKS] * len(self._kind_of), 0)
-        tokens = done + count
-        slots = min(tokens + settings.num_lookahead, settings.max_model_len)
-        if self._num_needed(sequence, start, tokens, slots, done=done) + reserve > pool.num_free:
-            return False
-        if held is None:
-            held = self._held[sequence] = Tables(sequence.chain, sequence.num_prompt, len(self._kind_of))
-        if hit is not None:
-            held.junction = hit.junction
-            self._share(held, hit, done)
-        for kind, table in zip(self._kind_of, held.tables, strict=True):
-            kind.grow(pool, table, self._num_wanted(kind, tokens, slots))
-        return True
-
-    @staticmethod
-    def _num_wanted(kind: Kind, tokens: int, slots: int) -> int:
-        return kind.num_wanted(tokens if isinstance(kind, State) else slots)
-
-    def _num_needed(
-        self, sequence: Sequence, hit: Hit, tokens: int, slots: int, *, done: int | None = None, is_gate: bool = False
-    ) -> int:
-        held, needed = self._held.get(sequence), 0
-        for group, kind in enumerate(self._kind_of):
-            table = Table() if held is None else held.tables[group]
-            wanted = self._num_wanted(kind, tokens, slots)
-            if is_gate:
-                wanted = min(wanted, kind.most_blocks)
-            needed += kind.num_needed(self.pool, table, hit.blocks[group], wanted, hit.length if done is None else done)
-        return needed
-
-    def _share(self, held: Tables, hit: Hit, done: int) -> None:
+    def start(self, sequence: Sequence, hit: Hit) -> None:
         """Give a sequence the cached blocks that it needs; entries outside a window stay null."""
+        held = self._held[sequence] = Tables(sequence.chain, sequence.num_prompt, len(self._kind_of))
+        held.junction = hit.junction
         if not any(hit.blocks):
             return
-        for group, kind in enumerate(self._kind_of):
-            table, blocks = held.tables[group], hit.blocks[group]
-            skipped = kind.num_skipped(done) // kind.block_size
+        for kind, table, blocks in zip(self._kind_of, held.tables, hit.blocks, strict=True):
+            skipped = kind.num_skipped(hit.length) // kind.block_size
             for place, block in enumerate(blocks):
                 if block != NULL and place >= skipped:
                     self.pool.share(block)
@@ -172,6 +120,59 @@ class GroupedCache:
                     table.blocks.append(NULL)
             table.num_passed = len(table.blocks)
             table.is_settled = True
+
+    def skip(self, sequence: Sequence, num_tokens: int) -> None:
+        """Free what no longer matters of a sequence's first tokens, which are computed, and whose steps have ended."""
+        for kind, table in zip(self._kind_of, self._held[sequence].tables, strict=True):
+            kind.skip(self.pool, table, num_tokens)
+
+    def num_needed_by_all(self, sequence: Sequence, hit: Hit, num_tokens: int) -> int:
+        """Count the free blocks that a sequence takes until this many tokens are computed; windows move on meanwhile."""
+        needed = 0
+        for group, kind in enumerate(self._kind_of):
+            wanted = min(kind.num_wanted(num_tokens), kind.most_blocks)
+            needed += self._num_needed_of(sequence, group, kind, hit, wanted, hit.length)
+        return needed
+
+    def num_needed(self, sequence: Sequence, hit: Hit, computed: int, count: int) -> int:
+        """Count the free blocks that a sequence takes for this many tokens after the computed ones, a hit included."""
+        needed, tokens = 0, computed + count
+        for group, kind in enumerate(self._kind_of):
+            needed += self._num_needed_of(sequence, group, kind, hit, self._num_wanted(kind, tokens), computed)
+        return needed
+
+    def _num_needed_of(self, sequence: Sequence, group: int, kind: Kind, hit: Hit, wanted: int, computed: int) -> int:
+        held = self._held.get(sequence)
+        table = NO_TABLE if held is None else held.tables[group]
+        return kind.num_needed(self.pool, table, hit.blocks[group] if hit.blocks else NO_BLOCKS, wanted, computed)
+
+    def _num_wanted(self, kind: Kind, num_tokens: int) -> int:
+        """Return the entries of a table for this many tokens; attention has slots for a drafter's look-ahead, too."""
+        if isinstance(kind, State):
+            return kind.num_wanted(num_tokens)
+        return kind.num_wanted(min(num_tokens + self._settings.num_lookahead, self._settings.max_model_len))
+
+    def grow(self, sequence: Sequence, num_tokens: int) -> None:
+        """Take the blocks that a sequence needs for its first tokens."""
+        for kind, table in zip(self._kind_of, self._held[sequence].tables, strict=True):
+            kind.grow(self.pool, table, self._num_wanted(kind, num_tokens))
+
+    def most_needed(self, num_tokens: int) -> int:
+        """Count the blocks that a sequence of this many tokens holds at most at once."""
+        return sum([kind.most_held(self._num_wanted(kind, num_tokens)) for kind in self._kind_of])
+
+    def aligned(self, sequence: Sequence, computed: int, count: int, junction: int) -> int:
+        """Return how many of `count` tokens to compute so that states are complete where blocks end."""
+        return aligned_chunk(
+            computed,
+            count,
+            prompt=sequence.num_prompt,
+            known=sequence.num_known,
+            junction=junction,
+            block_size=self._states[0].block_size,
+            most=self._settings.most_at_once,
+            drops_last=self._settings.drops_last,
+        )
 
     # What is left for others
 
@@ -260,93 +261,16 @@ class GroupedCache:
         held = self._held.get(sequence)
         return [] if held is None else [table.blocks for table in held.tables]
 
+    @property
+    def has_states(self) -> bool:
+        """Whether states are cached."""
+        return bool(self._states)
+
+    def num_entries(self, sequence: Sequence) -> int:
+        """Count the entries of a sequence's first table."""
+        return len(self._held[sequence].tables[0].blocks)
+
     def junction(self, sequence: Sequence) -> int:
         """Return where a sequence's prompt leaves one that others have shared: see `Tables`."""
         held = self._held.get(sequence)
         return 0 if held is None else held.junction
-
-
-def described(settings: GroupSettings, units: Units) -> list[BlockGroup]:
-    """Return the groups as events describe them."""
-    routed = next((number for number, group in enumerate(settings.groups) if group.layer.is_full), None)
-    return [
-        BlockGroup(
-            number,
-            group.layer.kind,
-            0 if group.layer.is_chunked else group.layer.window,
-            group.block_size,
-            units.named,
-            number == routed,
-        )
-        for number, group in enumerate(settings.groups)
-    ]
-
-
-def kinds_of(settings: GroupSettings, units: Units) -> list[Kind]:
-    """Return the kinds of a model's groups in the order of look-ups: those that keep everything first."""
-    alike: dict[object, list[int]] = {}
-    for number, group in enumerate(settings.groups):
-        alike.setdefault((group.layer, group.block_size), []).append(number)
-    kinds = [_kind(settings, units, numbers) for numbers in alike.values()]
-    return sorted(kinds, key=lambda kind: type(kind) is not Kind)
-
-
-def _kind(settings: GroupSettings, units: Units, numbers: list[int]) -> Kind:
-    group = settings.groups[numbers[0]]
-    layer, size = group.layer, group.block_size
-    drops = settings.drops_last and any(settings.groups[number].drops_last for number in numbers)
-    if layer.is_full:
-        return Kind(numbers, size, units, drops_last=drops)
-    if not layer.token and settings.enable_prefix_caching:
-        return State(
-            numbers,
-            size,
-            units,
-            num_drafts=settings.num_drafts,
-            retention=settings.retention_interval,
-            drops_last=settings.drops_last,
-        )
-    if not layer.token:
-        return WholeState(numbers, size, units, num_drafts=settings.num_drafts)
-    most = min(layer.window - int(not layer.is_chunked) + settings.num_in_flight, settings.max_model_len)
-    if layer.is_chunked:
-        return Chunked(numbers, size, units, chunk=layer.window, most_tokens=most)
-    return Window(
-        numbers,
-        size,
-        units,
-        window=layer.window,
-        retention=settings.retention_interval,
-        most_tokens=most,
-        drops_last=drops,
-    )
-
-
-def aligned_chunk(
-    start: int, count: int, *, prompt: int, known: int, junction: int, block_size: int, most: int, drops_last: bool
-) -> int:
-    """Return how many of `count` tokens to compute so that states are computed where blocks end.
-
-    Args:
-        start: tokens that are computed.
-        count: tokens that the budget allows.
-        prompt: tokens of the prompt.
-        known: tokens that are known.
-        junction: where the prompt leaves another one's; 0: nowhere.
-        block_size: tokens in a block.
-        most: tokens that one step may compute of a sequence.
-        drops_last: whether the last block of a hit is computed again.
-    """
-    stop, end = max(prompt, known - 1), start + count
-    if start >= stop:
-        return count
-    cut = end // block_size * block_size
-    if end < stop and (cut > start or block_size <= most):
-        end = cut
-    last = known // block_size * block_size - block_size if drops_last else (known - 1) // block_size * block_size
-    ends = [last]
-    if start % block_size:
-        ends.append(-(-start // block_size) * block_size)
-    if start < junction < end:
-        ends.append(start + (junction - start) // block_size * block_size)
-    return min([end, *[each for each in ends if start < each < end]]) - start

@@ -17,8 +17,6 @@ from mocker.vllm.groups.pool import NULL, GroupPool
 from mocker.vllm.groups.tables import Table
 
 NO_LIMIT: Final = 1 << 62
-DENSE: Final = -1
-"""A retention interval: every block stays findable."""
 
 
 class Units:
@@ -102,6 +100,10 @@ class Kind:
         """Return how many entries a table has for this many tokens."""
         return ceil(num_tokens / self.block_size)
 
+    def most_held(self, num_wanted: int) -> int:
+        """Return the most blocks that a table holds at once while it grows to this many entries."""
+        return min(num_wanted, self.most_blocks)
+
     def num_needed(self, pool: GroupPool, table: Table, hit: list[int], num_wanted: int, done: int) -> int:
         """Return how many free blocks a table takes to grow to `num_wanted` entries.
 
@@ -142,7 +144,7 @@ class Window(Kind):
         units: Units,
         *,
         window: int,
-        retention: int,
+        retention: int | None,
         most_tokens: int,
         drops_last: bool = False,
     ) -> None:
@@ -153,7 +155,7 @@ class Window(Kind):
             block_size: tokens in a block of theirs.
             units: those of the engine.
             window: tokens that a token sees, itself included.
-            retention: tokens between the places at which later hits may end; 0: only the marks; `DENSE`: everywhere.
+            retention: tokens between the places at which later hits may end; 0: only the marks; None: everywhere.
             most_tokens: of a sequence that are held at once.
             drops_last: see `Kind`.
         """
@@ -169,10 +171,10 @@ class Window(Kind):
 
     def kept(self, start: int, stop: int, marks: list[int]) -> list[int]:
         """See `Kind`: the blocks that a hit needs, before each place at which one may end."""
-        interval = self._units.alignment if self._retention == DENSE else self._retention
+        interval = self._units.alignment if self._retention is None else self._retention
         later, places = int(self.drops_last), set[int]()
         ends = range(interval, (stop + self._run) * self.block_size + interval, interval) if interval else ()
-        for end in (*ends, *(() if self._retention == DENSE else map(self._round, marks))):
+        for end in (*ends, *(() if self._retention is None else map(self._round, marks))):
             last = end // self.block_size + later
             places.update(range(max(last - self._run - later, start), min(last, stop)))
         return sorted(places)
@@ -239,7 +241,14 @@ class State(Kind):
     """
 
     def __init__(
-        self, groups: list[int], block_size: int, units: Units, *, num_drafts: int, retention: int, drops_last: bool
+        self,
+        groups: list[int],
+        block_size: int,
+        units: Units,
+        *,
+        num_drafts: int,
+        retention: int | None,
+        drops_last: bool,
     ) -> None:
         """Describe them; see `Kind` and `Window`."""
         super().__init__(groups, block_size, units)
@@ -255,7 +264,7 @@ class State(Kind):
 
     def kept(self, start: int, stop: int, marks: list[int]) -> list[int]:
         """See `Kind`: the states at which a hit may end."""
-        if self._retention == DENSE:
+        if self._retention is None:
             return list(range(start, stop))
         alignment, size = self._units.alignment, self.block_size
         ends = {mark // alignment * alignment for mark in marks}
@@ -282,6 +291,10 @@ class State(Kind):
     def num_wanted(self, num_tokens: int) -> int:
         """See `Kind`."""
         return super().num_wanted(num_tokens) + self.num_drafts
+
+    def most_held(self, num_wanted: int) -> int:
+        """See `Kind`: the running state, that which it is computed from, and those of drafts."""
+        return min(num_wanted, 2 + self.num_drafts)
 
     def num_needed(self, pool: GroupPool, table: Table, hit: list[int], num_wanted: int, done: int) -> int:
         """See `Kind`: below 0, the table has more entries than it will use, which vLLM counts as if they were free."""

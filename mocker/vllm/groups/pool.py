@@ -19,7 +19,8 @@ from collections.abc import Hashable, Iterable
 from typing import Final, NamedTuple
 
 from mocker.chain import BlockChain
-from mocker.events import AllBlocksCleared, BlockEvent, BlockGroup, GroupRemoved
+from mocker.events import AllBlocksCleared, BlockGroup, GroupRemoved
+from mocker.vllm.pool import Pool
 
 NULL: Final = 0
 
@@ -41,17 +42,14 @@ class Content(NamedTuple):
 NOTHING: Final[tuple[Content, ...]] = ()
 
 
-class GroupPool:
+class GroupPool(Pool):
     """Blocks by number, with one free queue and an index of cached content for each group."""
 
     def __init__(self, num_blocks: int, groups: list[BlockGroup]) -> None:
         """Start with all blocks free; one of them is the null block."""
         self.groups = groups
-        self.num_blocks = num_blocks - 1
-        self.num_free = num_blocks - 1
-        self.has_listener = True
-        """Whether `events` is filled."""
-        self.events: list[BlockEvent] = []
+        super().__init__(num_blocks - 1)
+        self._num_free = num_blocks - 1
         self.cached: list[dict[Hashable, int]] = [{} for _ in groups]
         """The block that a look-up finds, by group and name."""
         self._copies: dict[tuple[int, Hashable], list[int]] = {}  # other blocks of that content, oldest first
@@ -59,6 +57,11 @@ class GroupPool:
         self._num_holders = [0] * num_blocks
         self._next: list[int] = [*range(1, num_blocks), NULL]
         self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
+
+    @property
+    def num_free(self) -> int:
+        """See `Pool`."""
+        return self._num_free
 
     def take(self) -> int:
         """Take the block at the front of the free queue, and evict what it has cached; the caller checks `num_free`."""
@@ -122,8 +125,8 @@ class GroupPool:
         return found
 
     def reset(self) -> bool:
-        """Forget all cached blocks, or return False if any block is in use."""
-        if self.num_free != self.num_blocks:
+        """See `Pool`."""
+        if self._num_free != self.num_blocks:
             return False
         for cached in self.cached:
             cached.clear()
@@ -154,10 +157,10 @@ class GroupPool:
     def _leave_queue(self, block: int) -> None:
         before, after = self._previous[block], self._next[block]
         self._next[before], self._previous[after] = after, before
-        self.num_free -= 1
+        self._num_free -= 1
 
     def _join_queue(self, block: int, before: int) -> None:
         after = self._next[before]
         self._next[before] = self._previous[after] = block
         self._previous[block], self._next[block] = before, after
-        self.num_free += 1
+        self._num_free += 1

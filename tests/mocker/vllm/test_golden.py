@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 
 from dynabench.fidelity.vllm import recordings, replay
+from mocker.models.kv_groups import LayerKv, layout_of
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 FILES = sorted(GOLDEN.glob("vllm-*/*.jsonl.gz"))
+PLAIN = sorted((GOLDEN / "vllm-0.32").glob("*.jsonl.gz")) + sorted((GOLDEN / "vllm-0.32-full").glob("*.jsonl.gz"))
 
 
 def test_the_recordings_are_here():
-    assert len(FILES) == 16 + 24 + 12 + 9 + 14 + 9
-    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6 + 4
+    assert len(FILES) == 16 + 24 + 12 + 9 + 14 + 9 + 34
+    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6 + 4 + 12
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -27,6 +29,13 @@ def test_every_step_of_a_recording_reproduces(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_step_reproduces_if_tokens_are_counted_in_each_of_them(path):
     assert replay.verify(recordings.read(path), is_counted=True).difference is None
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
+def test_every_step_reproduces_if_the_only_table_is_kept_as_a_group(path):
+    recording = recordings.read(path)
+    recording.layout = layout_of([LayerKv(4.0)], recording.config.block_size)
+    assert replay.verify(recording).difference is None
 
 
 def test_a_changed_recording_is_told_apart():

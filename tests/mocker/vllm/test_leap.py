@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from mocker import BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence, new_engine
 from mocker.events import TierRemoved
-from mocker.models.kv_cache import LayerKv, MoreBlocks, pool_of
 from mocker.tiers.config import HostMemory, Tier
 from mocker.tiers.ranges import count
 from mocker.tiers.work import Found, Hurry, Read, Write
@@ -132,16 +131,14 @@ def drive(
     one_by_one=False,
     host=None,
     end_at_stores=True,
-    more=None,
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     host = host if config.enable_prefix_caching else None
     engine = new_engine(
         config,
         resolve(config, timing).timing,
-        num_blocks=config.num_gpu_blocks * (1 if more is None else len(more.pool.groups)),
+        num_blocks=config.num_gpu_blocks,
         host=host,
-        more=more,
         ordered_events=ordered,
     )
     engine._core.has_fast_paths = not one_by_one
@@ -406,20 +403,6 @@ def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host, end
     looked_at, looked_events, _ = drive(config, timing, requests, looks=looks, **how)
     assert_same(looked_at, step_by_step)
     assert looked_events == step_events
-
-
-@settings(max_examples=worth(150))
-@given(configs, timings, workloads(), hosts, st.integers(1, 40), st.integers(1, 3), st.booleans())
-def test_a_leap_equals_repeated_steps_where_layers_hold_blocks_of_their_own(
-    config, timing, requests, host, window, num_windowed, has_state
-):
-    layers = [(LayerKv(1.0), 1), (LayerKv(1.0, window=window), num_windowed)]
-    layers += [(LayerKv(0.0, state=float(config.block_size)), 1)] * has_state
-    more = MoreBlocks(pool_of(layers, config.block_size), config.block_size, 1.0)
-    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1, host=host, more=more)
-    leaping, leap_events, _ = drive(config, timing, requests, max_iterations=1 << 62, host=host, more=more)
-    assert_same(leaping, step_by_step)
-    assert leap_events == step_events
 
 
 @settings(max_examples=worth(150))
