@@ -36,6 +36,7 @@ def head_of(
         "Layout": _layouts(deployments),
         "Scheduler": _schedulers(decoders),
         "Room for KV": _rooms(decoders),
+        "KV groups": _each(_groups(pool) for pool in decoders if pool.engine == "mocker"),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -43,9 +44,7 @@ def head_of(
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
         "Workload": _workload(workload, loads),
         "Step times": describe_step_times(deployments),
-        "Approximated": _each(
-            approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
-        ),
+        "Approximated": _each(_approximations(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Not vLLM's defaults": _each(other_defaults(pool) for pool in decoders if pool.engine == "mocker"),
         "Model error": _errors(decoders),
@@ -100,6 +99,30 @@ def _model(pool: Pool) -> str | None:
     said = f"{pool.model}: {summary(shape, pool.timing.kv_dtype)}"
     note = doubt(pool.model or "", shape)
     return f"{said} ({note})" if note else said
+
+
+def _approximations(pool: Pool) -> str:
+    """Return what is not simulated exactly as vLLM does it, in a clause."""
+    found = [approximations(pool.timing.shape)]
+    if pool.engine == "mocker" and pool.engine_type == "vllm" and resolve(pool.engine_config, pool.timing).is_one_table:
+        found.append(
+            "KV is transferred, so layers with windows count as if they kept all tokens, as without vLLM's hybrid manager, "
+            "and states take no blocks"
+        )
+    return "; ".join(filter(None, found))
+
+
+def _groups(pool: Pool) -> str | None:
+    """Say how the layers of a model share blocks if they do not keep the same, and for how much KV there is room."""
+    engine = resolve(pool.engine_config, pool.timing)
+    if engine.layout is None:
+        return None
+    groups, num_blocks = engine.layout.groups, engine.num_usable_blocks
+    return (
+        f"{engine.layout.summary}, of up to {max(len(group.layers) for group in groups)} layers; "
+        f"{num_blocks:,} blocks of {_span(group.block_size for group in groups)} tokens: room for "
+        f"{engine.num_usable_tokens:,} tokens in sequences of {engine.config.max_model_len:,}"
+    )
 
 
 def _longer_context(pool: Pool) -> str | None:

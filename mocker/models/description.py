@@ -54,7 +54,10 @@ def approximations(shape: ModelShape) -> str:
     except ValueError as error:
         return str(error)
     if not cache.is_exact:
-        found.insert(0, "layers with compressed KV are counted as if each token had its share of it")
+        found.insert(
+            0,
+            "KV blocks are counted as if compressed layers formed groups like others, and windows beside them took none",
+        )
     return "; ".join(found)
 
 

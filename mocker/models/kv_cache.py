@@ -1,6 +1,6 @@
 """What the layers of a model keep of each token or sequence, and how vLLM groups them: see `mocker/models/kv_groups.py`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mocker.models.kinds import CHUNKED
 from mocker.models.kv_groups import KvLayout, LayerKv, block_size_beside_states, layout_of
@@ -25,8 +25,10 @@ class KvCache:
 
     @property
     def token(self) -> float:
-        """The bytes by which the KV of a sequence grows with each token, in the layers that keep all."""
-        return sum([self.layout.block / group.block_size for group in self.layout.groups if group.layer.is_full])
+        """The bytes by which the KV of a sequence grows with each token, in the layers that keep all, or else a window."""
+        kept = [group for group in self.layout.groups if group.layer.token]
+        full = [group for group in kept if group.layer.is_full]
+        return sum([self.layout.block / group.block_size for group in full or kept])
 
 
 def kv_cache(
@@ -59,7 +61,9 @@ def kv_cache(
     if is_one_table:
         layers = [layer._replace(window=0, is_chunked=False) for layer in layers if layer.token]
     layout = layout_of(layers, block_size_beside_states(layers, block_size), state_block_size=state_block_size)
-    return KvCache(layout, is_exact=not any(mixer.compression > 1 for mixer, _ in shape.mixers))
+    found = KvCache(layout, is_exact=not any(mixer.compression > 1 for mixer, _ in shape.mixers))
+    # vLLM packs compressed KV into blocks of a kind that nobody recorded: one table, as large as those groups are together.
+    return found if found.is_exact else replace(found, layout=layout_of([LayerKv(found.token)], block_size))
 
 
 def bytes_per_token(shape: ModelShape, kv_dtype: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.contract import EngineSettings
-from mocker.models.kv_cache import kv_cache
+from mocker.models.kv_cache import kv_cache, layers_of
 from mocker.models.kv_groups import KvLayout
 from mocker.models.layout import refusal, unmeasured
 from mocker.sglang.config import SglangConfig
@@ -52,6 +52,8 @@ class SimulatedEngine:
     """Host memory for KV, if any."""
     layout: KvLayout | None
     """The groups of the model's layers, if they do not all keep all tokens."""
+    is_one_table: bool
+    """Whether such layers are counted as if they kept all tokens, because KV is transferred."""
     noise: tuple[float, ...]
     """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
@@ -139,6 +141,7 @@ def resolve(
         num_blocks,
         host=_host_memory(engine, timing),
         layout=_groups(engine, timing),
+        is_one_table=_is_one_table(engine, timing),
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
@@ -418,12 +421,23 @@ def _groups(engine: EngineConfig, timing: TimingConfig) -> KvLayout | None:
     return None if layout.is_plain else layout
 
 
+def _is_one_table(engine: EngineConfig, timing: TimingConfig) -> bool:
+    """Return whether groups are left out because KV is transferred."""
+    if timing.timing_name != "roofline" or not _transfers(engine):
+        return False
+    return any(not layer.is_full for layer in layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype))
+
+
+def _transfers(engine: EngineConfig) -> bool:
+    return engine.kv_role is not None or engine.has_host_memory
+
+
 def _layout(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
     """Return how the model's layers keep KV; vLLM transfers KV, to another engine or host memory, from one table only."""
     state_block_size, is_one_table = None, False
     if isinstance(engine, EngineConfig):
         state_block_size = None if engine.enable_prefix_caching else engine.max_model_len
-        is_one_table = engine.kv_role is not None or engine.has_host_memory
+        is_one_table = _transfers(engine)
     return kv_cache(
         timing.shape,
         block_size=engine.block_size,
