@@ -130,7 +130,7 @@ class Admission:
         if not sequence.num_blocks:
             self._blocks.start(sequence, cached)
             self._stats.count(sequence, computed)
-        needed = self._blocks.num_needed(sequence, computed, count, 0)
+        needed = self._blocks.num_needed(sequence, computed, count)
         computed += count
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         if sequence.num_preemptions:

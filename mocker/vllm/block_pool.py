@@ -38,7 +38,7 @@ class BlockPool(Pool):
     def __init__(self, num_blocks: int, *, enable_prefix_caching: bool) -> None:
         super().__init__(num_blocks)
         self.enable_prefix_caching = enable_prefix_caching
-        self.num_blank = num_blocks
+        self._num_blank = num_blocks
         self.num_evictable = 0
         self.touched: list[BlockWatch] = []
         """Watches whose blocks were reused, until a caller empties the list."""
@@ -50,7 +50,12 @@ class BlockPool(Pool):
     @property
     def num_free(self) -> int:
         """See `Pool`."""
-        return self.num_blank + self.num_evictable
+        return self._num_blank + self.num_evictable
+
+    @property
+    def num_blank(self) -> int:
+        """See `Pool`."""
+        return self._num_blank
 
     # What the scheduler asks
 
@@ -100,8 +105,8 @@ class BlockPool(Pool):
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate blocks from the front of the free queue, and evict their content. The caller checks `num_free`."""
-        blank = min(num_blocks, self.num_blank)
-        self.num_blank -= blank
+        blank = min(num_blocks, self._num_blank)
+        self._num_blank -= blank
         remaining = num_blocks - blank
         while remaining:
             run = next(iter(self._queue))
@@ -114,7 +119,7 @@ class BlockPool(Pool):
 
     def give_back(self, num_blocks: int) -> None:
         """Free blocks that were allocated and never filled."""
-        self.num_blank += num_blocks
+        self._num_blank += num_blocks
 
     def store(self, sequence: Sequence, num_full: int) -> None:
         """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled.
@@ -150,7 +155,7 @@ class BlockPool(Pool):
                 run.holders = UNHELD
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
-        self.num_blank += num_blocks - sequence.num_cached_blocks
+        self._num_blank += num_blocks - sequence.num_cached_blocks
         sequence.num_blocks = sequence.num_cached_blocks = 0
 
     def watch(self, sequence: Sequence, watch: BlockWatch) -> None:
@@ -165,7 +170,7 @@ class BlockPool(Pool):
         self._index.clear()
         self._copies.clear()
         self._queue.clear()
-        self.num_blank, self.num_evictable = self.num_blocks, 0
+        self._num_blank, self.num_evictable = self.num_blocks, 0
         if self.has_listener:
             self.events.append(AllBlocksCleared())
         return True

@@ -46,16 +46,12 @@ class Blocks(ABC):
     def start(self, sequence: Sequence, cached: int) -> None:
         """Give a sequence the cached blocks at its start."""
 
-    @abstractmethod
-    def num_needed(self, sequence: Sequence, computed: int, count: int, num_in_flight: int) -> int:
-        """Count the blocks that a sequence takes for its next tokens.
+    def skip(self, sequence: Sequence, num_tokens: int) -> None:  # noqa: B027 (most keep everything)
+        """Free what no longer matters of a sequence's first tokens, which are computed, and whose steps have ended."""
 
-        Args:
-            sequence: it has started.
-            computed: tokens that are computed.
-            count: tokens that come next.
-            num_in_flight: computed tokens whose step has not ended, so that it still reads what they see.
-        """
+    @abstractmethod
+    def num_needed(self, sequence: Sequence, computed: int, count: int) -> int:
+        """Count the blocks that a sequence that has started takes for `count` tokens after those that are computed."""
 
     @abstractmethod
     def grow(self, sequence: Sequence, reach: int, needed: int) -> None:
@@ -120,7 +116,7 @@ class OneTable(Blocks):
             self._pool.share(sequence, hits)
         sequence.num_blocks = hits
 
-    def num_needed(self, sequence: Sequence, computed: int, count: int, num_in_flight: int) -> int:
+    def num_needed(self, sequence: Sequence, computed: int, count: int) -> int:
         """See `Blocks`."""
         num_places = self._speculation.num_places(computed + count)
         return max(num_blocks_of(num_places, self._size) - sequence.num_blocks, 0)

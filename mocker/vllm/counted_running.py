@@ -111,7 +111,6 @@ class CountedRunning(RunningQueue):
     def schedule(self, batch: Batch) -> int:
         """See `RunningQueue`."""
         self._num_calls += 1
-        self._blocks.begin_step()
         self._has_partial = False
         batch.preempted, batch.starved, batch.delayed, batch.drafts = [], [], [], {}
         budget = self._config.max_num_batched_tokens - self._num_slots
@@ -124,8 +123,8 @@ class CountedRunning(RunningQueue):
                 granted[sequence] = 0
                 continue
             computed = sequence.num_computed + count
-            in_flight = counts.num_in_flight - counts.num_stale
-            needed = self._blocks.num_needed(sequence, sequence.num_computed, count, in_flight)
+            self._blocks.skip(sequence, sequence.num_computed - counts.num_in_flight + counts.num_stale)
+            needed = self._blocks.num_needed(sequence, sequence.num_computed, count)
             refund = self._make_room(batch, sequence, needed, granted) if self._blocks.num_free < needed else 0
             if refund is None:
                 break

@@ -23,6 +23,11 @@ class Pool(ABC):
     def num_free(self) -> int:
         """Blocks that can be allocated, cached ones included."""
 
+    @property
+    @abstractmethod
+    def num_blank(self) -> int:
+        """Those of them that have nothing cached; they are allocated first."""
+
     @abstractmethod
     def reset(self) -> bool:
         """Forget all cached blocks, or return False if any block is in use."""

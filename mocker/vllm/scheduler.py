@@ -34,6 +34,7 @@ from mocker.vllm.admission import Admission
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.counted_running import CountedRunning
 from mocker.vllm.fast_paths import FastPaths
+from mocker.vllm.groups.running import GroupedRunning
 from mocker.vllm.groups.settings import group_settings
 from mocker.vllm.leaps import Leaps
 from mocker.vllm.loads import Loads
@@ -73,14 +74,16 @@ class Scheduler(Core):
         queues = Queues(by_priority=config.scheduling_policy == "priority")
         adapters = None if max_loras is None else AdapterSeats(max_loras)
         self._has_host = memory.has_host
+        self._has_groups = memory.has_groups
         self._queues = queues
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
         self._running: RunningQueue
-        if is_counted or memory.has_groups or config.num_speculative_tokens or num_stages > 1:
+        if is_counted or config.num_speculative_tokens or num_stages > 1:
             self._running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
         else:
-            self._running = running = Running(config, memory, queues)
+            kind = GroupedRunning if memory.has_groups else Running
+            self._running = running = kind(config, memory, queues)
             self._fast_paths = FastPaths(config, memory, running)
             self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
         self._loads: Loads | None = None
@@ -112,6 +115,8 @@ class Scheduler(Core):
         running = self._running
         if self._offers.to_prefetch:
             self._offers.prefetch()
+        if self._has_groups:
+            self.blocks.begin_step()
         batch, fast_paths = Batch(running.iteration), self._fast_paths
         budget = fast_paths.schedule(batch) if fast_paths is not None and self.has_fast_paths else None
         if budget is None:

@@ -53,9 +53,12 @@ class GroupedBlocks(Blocks):
         """See `Blocks`."""
         self.cache.start(sequence, self._hit)
 
-    def num_needed(self, sequence: Sequence, computed: int, count: int, num_in_flight: int) -> int:
-        """See `Blocks`; what no step reads any more is freed first, and stays free."""
-        self.cache.skip(sequence, computed - num_in_flight)
+    def skip(self, sequence: Sequence, num_tokens: int) -> None:
+        """See `Blocks`."""
+        self.cache.skip(sequence, num_tokens)
+
+    def num_needed(self, sequence: Sequence, computed: int, count: int) -> int:
+        """See `Blocks`."""
         return self.cache.num_needed(sequence, NO_HIT, computed, count)
 
     def grow(self, sequence: Sequence, reach: int, needed: int) -> None:

@@ -262,6 +262,23 @@ class GroupedCache:
         return [] if held is None else [table.blocks for table in held.tables]
 
     @property
+    def block_sizes(self) -> list[int]:
+        """The tokens in a block of each group."""
+        return [kind.block_size for kind in self._kind_of]
+
+    def changes(self, lag: int) -> list[tuple[int, int]]:
+        """Return at which positions the blocks of a decode change: modulo the first of each pair, the second.
+
+        Steps end, and tokens are known, `lag` iterations later.
+        """
+        alignment = self.units.alignment
+        found = {(alignment, (lag - 1) % alignment)}
+        for kind in self._kinds:
+            found.add((kind.block_size, 0))
+            found.update([(size, (place + lag) % size) for size, place in kind.skips])
+        return sorted(found)
+
+    @property
     def has_states(self) -> bool:
         """Whether states are cached."""
         return bool(self._states)

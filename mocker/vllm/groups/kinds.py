@@ -52,6 +52,11 @@ class Kind:
 
     # What is kept
 
+    @property
+    def skips(self) -> list[tuple[int, int]]:
+        """At which numbers of computed tokens another block is skipped: modulo the first of each pair, the second."""
+        return []
+
     def num_skipped(self, num_tokens: int) -> int:
         """Return how many leading tokens no longer matter once this many are computed."""
         return 0
@@ -165,6 +170,11 @@ class Window(Kind):
         self._run = ceil((window - 1) / block_size)  # blocks in a row that a hit needs
         self.most_blocks = ceil(most_tokens / block_size) + 1  # a window need not begin where a block does
 
+    @property
+    def skips(self) -> list[tuple[int, int]]:
+        """See `Kind`."""
+        return [(self.block_size, (self._window - 1) % self.block_size)]
+
     def num_skipped(self, num_tokens: int) -> int:
         """See `Kind`."""
         return max(num_tokens - self._window + 1, 0)
@@ -216,6 +226,11 @@ class Chunked(Kind):
         self._chunk = chunk
         self.most_blocks = ceil(most_tokens / block_size)
 
+    @property
+    def skips(self) -> list[tuple[int, int]]:
+        """See `Kind`."""
+        return [(self._chunk, 0)]
+
     def num_skipped(self, num_tokens: int) -> int:
         """See `Kind`."""
         return num_tokens // self._chunk * self._chunk
@@ -257,6 +272,11 @@ class State(Kind):
         self._before_end = drops_last  # of any kind: prompts are hit a block earlier
         self.in_this_step: set[object] = set()
         """The names of those that a sequence computes in this step, so that no other can start from them yet."""
+
+    @property
+    def skips(self) -> list[tuple[int, int]]:
+        """See `Kind`."""
+        return [(self.block_size, 1)]
 
     def num_skipped(self, num_tokens: int) -> int:
         """See `Kind`: the running state stays."""

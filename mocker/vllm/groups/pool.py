@@ -49,7 +49,7 @@ class GroupPool(Pool):
         """Start with all blocks free; one of them is the null block."""
         self.groups = groups
         super().__init__(num_blocks - 1)
-        self._num_free = num_blocks - 1
+        self._num_free = self._num_blank = num_blocks - 1
         self.cached: list[dict[Hashable, int]] = [{} for _ in groups]
         """The block that a look-up finds, by group and name."""
         self._copies: dict[tuple[int, Hashable], list[int]] = {}  # other blocks of that content, oldest first
@@ -63,11 +63,17 @@ class GroupPool(Pool):
         """See `Pool`."""
         return self._num_free
 
+    @property
+    def num_blank(self) -> int:
+        """See `Pool`."""
+        return self._num_blank
+
     def take(self) -> int:
         """Take the block at the front of the free queue, and evict what it has cached; the caller checks `num_free`."""
         block = self._next[NULL]
         self._leave_queue(block)
-        self.clear(block)
+        if not self.clear(block):
+            self._num_blank -= 1
         self._num_holders[block] = 1
         return block
 
@@ -95,6 +101,7 @@ class GroupPool(Pool):
             if self._contents[block]:
                 self._join_queue(block, self._previous[NULL])
             else:
+                self._num_blank += 1
                 self._join_queue(block, place)
                 place = block
 
@@ -132,6 +139,7 @@ class GroupPool(Pool):
             cached.clear()
         self._copies.clear()
         self._contents = [NOTHING] * (self.num_blocks + 1)
+        self._num_blank = self.num_blocks
         if self.has_listener:
             self.events.append(AllBlocksCleared())
         return True
