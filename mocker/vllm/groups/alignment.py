@@ -2,7 +2,16 @@
 
 
 def aligned_chunk(
-    start: int, count: int, *, prompt: int, known: int, junction: int, block_size: int, most: int, drops_last: bool
+    start: int,
+    count: int,
+    *,
+    prompt: int,
+    known: int,
+    end_of_known: int,
+    junction: int,
+    block_size: int,
+    most: int,
+    drops_last: bool,
 ) -> int:
     """Return how many of `count` tokens to compute so that states are computed where blocks end.
 
@@ -11,6 +20,7 @@ def aligned_chunk(
         count: tokens that the budget allows.
         prompt: tokens of the prompt.
         known: tokens that are known.
+        end_of_known: those of them after which a later prompt may go on: all but the last, or fewer if names are coarse.
         junction: where the prompt leaves another one's; 0: nowhere.
         block_size: tokens in a block.
         most: tokens that one step may compute of a sequence.
@@ -22,7 +32,7 @@ def aligned_chunk(
     cut = end // block_size * block_size
     if end < stop and (cut > start or block_size <= most):
         end = cut
-    last = known // block_size * block_size - block_size if drops_last else (known - 1) // block_size * block_size
+    last = known // block_size * block_size - block_size if drops_last else end_of_known // block_size * block_size
     ends = [last]
     if start % block_size:
         ends.append(-(-start // block_size) * block_size)

@@ -10,6 +10,7 @@ release      everything is given back, group by group, the tail first
 from math import gcd, lcm
 from typing import Final
 
+from mocker.chain import BlockChain
 from mocker.events import GroupStored
 from mocker.sequence import Sequence
 from mocker.vllm.groups.alignment import aligned_chunk
@@ -168,6 +169,7 @@ class GroupedCache:
             count,
             prompt=sequence.num_prompt,
             known=sequence.num_known,
+            end_of_known=self._end_of_known(sequence),
             junction=junction,
             block_size=self._states[0].block_size,
             most=self._settings.most_at_once,
@@ -193,9 +195,26 @@ class GroupedCache:
             for kind in self._states:
                 self._count_again(held, kind, aligned)
 
+    def _end_of_known(self, sequence: Sequence) -> int:
+        if sequence.num_known == sequence.num_prompt and (
+            coarse := self._last_whole_name(sequence.chain, sequence.num_prompt)
+        ):
+            return coarse
+        return sequence.num_known - 1
+
+    def _last_whole_name(self, chain: BlockChain, num_tokens: int) -> int:
+        """Return where the last whole name ends if names are for several blocks, as in traces; else 0.
+
+        A prompt that goes on from this one then shares that much of it, and no more can be told.
+        """
+        span = chain.blocks_per_id * self.units.named
+        return num_tokens // span * span if chain.blocks_per_id > 1 else 0
+
     def _marks(self, held: Tables) -> list[int]:
         """Return the lengths of hits that are to be expected: a prompt that is sent again, and one that leaves at a junction."""
         prompt, alignment, junction = held.num_prompt, self.units.alignment, [held.junction] if held.junction else []
+        if coarse := self._last_whole_name(held.chain, prompt):
+            junction.append(coarse)
         if not self._drops_last:
             return [prompt - 1, *junction]
         return [*[max(tokens // alignment * alignment - alignment, 0) for tokens in (prompt - 1, prompt)], *junction]
