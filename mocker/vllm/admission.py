@@ -9,7 +9,7 @@
 
 from typing import Literal
 
-from mocker.batch import Batch
+from mocker.batch import NOBODY, Batch
 from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
@@ -53,6 +53,7 @@ class Admission:
         """Go through those that hold blocks, then if `takes_new` through the others, each first come, first served."""
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
+        empty = NOBODY  # of `holding`, skipped though nothing of them is computed
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
             tokenless = running.tokenless(batch)
@@ -70,7 +71,7 @@ class Admission:
             elif num_skipped < len(waiting) and takes_new:
                 sequence = waiting[num_skipped]
             else:
-                return
+                break
             is_ready = self._adapters is None or self._adapters.has_seat_for(sequence)
             if running.drains and running.is_draining(sequence):
                 is_ready = False
@@ -78,13 +79,17 @@ class Admission:
             if outcome == "start":
                 budget -= num_tokens
             elif outcome == "stop":
-                return
+                break
             elif is_holding:
                 place += 1
+                if not sequence.num_computed:
+                    empty = [*empty, sequence]
             elif self._offload.is_fetching(sequence):
                 self._queues.fetch(num_skipped)
             else:
                 num_skipped += 1
+        for sequence in reversed(empty):
+            self._queues.give_up_load(sequence)
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
@@ -129,6 +134,7 @@ class Admission:
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._blocks.start(sequence, cached)
+        if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
             self._stats.count(sequence, computed)
         needed = self._blocks.num_needed(sequence, computed, count)
         computed += count

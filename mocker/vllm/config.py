@@ -125,15 +125,32 @@ class EngineConfig(OffloadConfig):
                 f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
                 "size of 0: prefix caching is what finds KV in host memory"
             )
+        self._check_speculation()
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
+                f"max_num_seqs ({self.max_num_seqs}): each running sequence needs one token of the budget"
+            )
+
+    def _check_speculation(self) -> None:
+        """Refuse values with which vLLM does not start a sequence whose prompt is cached, or fails when it does."""
+        needed, threshold = self.num_speculative_tokens + 1, self.long_prefill_token_threshold
+        if needed == 1:
+            return
         if self.has_ngram_drafts and self.async_scheduling:
             raise ValueError(
                 "async_scheduling is true, and speculative_method is ngram; expected async_scheduling false, or another "
                 "method: vLLM looks n-grams up in tokens that are known"
             )
-        if self.max_num_batched_tokens < self.max_num_seqs:
+        if self.max_num_batched_tokens <= needed:
             raise ValueError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}): each running sequence needs one token of the budget"
+                f"max_num_batched_tokens is {self.max_num_batched_tokens}, and num_speculative_tokens "
+                f"{self.num_speculative_tokens}; expected a budget of at least {needed + 1}, for a sequence with all drafts"
+            )
+        if 0 < threshold < needed:
+            raise ValueError(
+                f"long_prefill_token_threshold is {threshold}, and num_speculative_tokens {self.num_speculative_tokens}; "
+                f"expected 0 or at least {needed}, for a sequence with all drafts"
             )
 
     def _take_apart(self) -> None:

@@ -92,7 +92,7 @@ class CountedRunning(RunningQueue):
                 f"num_speculative_tokens is {speculation.num_drafts}; expected a drafter to answer for them"
             )
         self.drains = True
-        self._drafter = drafter
+        self._drafter = drafter if speculation.num_drafts else None
         self._is_async = config.is_async
         self._drops_output = config.is_kv_producer
         self._limit = NEVER if config.max_model_len is None else config.max_model_len

@@ -67,6 +67,11 @@ class Loads:
             self._stats.count_load(sequence, 0)
         return True
 
+    def num_needed(self, sequence: Sequence) -> int:
+        """Count the blocks that must be free for a load of a sequence's whole prompt to start, if nobody runs."""
+        size = self._size
+        return num_blocks_of(sequence.num_prompt, size) + num_blocks_of(self._num_decode_places, size)
+
     def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:
         free, is_alone, blocks = self._pool.num_free, not self._running.sequences, self._blocks
         if self._reserves_whole:
@@ -82,7 +87,7 @@ class Loads:
         vLLM counts a prompt from its first chunk, or from the start of its load, until it is computed. A load from
         another engine already has all its blocks, so of those only a prompt whose load failed counts.
         """
-        prefills = (*self._running.prefilling(), *self._queues.holding)
+        prefills = (*self._running.prefilling(), *self._queues.holding, *self._queues.given_up)
         more = self._num_decode_places
         return sum([max(num_blocks_of(s.num_known + more, self._size) - s.num_blocks, 0) for s in prefills])
 

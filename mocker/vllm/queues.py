@@ -3,7 +3,7 @@
     `waiting`      for blocks; first come, first served, or by priority
     `fetching`     until tiers behind host memory have done something for it; it is skipped
     `holding`      it holds blocks, and its KV is on its way or has arrived; scanned before `waiting`. This is vLLM's
-                   `kv_holding_waiting`
+                   `kv_holding_waiting`. Who has nothing from it, and is skipped, goes to the front of `waiting` (`given_up`)
 
 A preempted sequence comes back to the front of `waiting`, or to its place by priority.
 """
@@ -21,6 +21,8 @@ class Queues:
         self.waiting: deque[Sequence] = deque()
         self.fetching: dict[Sequence, None] = {}
         self.holding: list[Sequence] = []
+        self.given_up: dict[Sequence, None] = {}
+        """Those in `waiting` whose load brought nothing; vLLM still counts them among the loads."""
         self._by_priority = by_priority
         self._num_added = self._num_put_back = 0
 
@@ -53,6 +55,12 @@ class Queues:
         self.leave(sequence)
         self._enqueue(self.holding, sequence)
 
+    def give_up_load(self, sequence: Sequence) -> None:
+        """Let a sequence that was skipped after its load brought nothing wait with the others."""
+        self.holding.remove(sequence)
+        self.put_back(sequence)
+        self.given_up[sequence] = None
+
     def fetch(self, place: int) -> None:
         """Let the sequence at a place in `waiting` wait for tiers."""
         self.fetching[self.waiting[place]] = None
@@ -66,6 +74,8 @@ class Queues:
 
     def leave(self, sequence: Sequence) -> None:
         """Remove a sequence from its queue."""
+        if self.given_up:
+            self.given_up.pop(sequence, None)
         if self.holding and sequence in self.holding:
             self.holding.remove(sequence)
         elif sequence in self.fetching:

@@ -155,6 +155,9 @@ class Scheduler(Core):
         speculation = self._speculation
         num_places = speculation.num_places(sequence.num_total - 1 + speculation.num_drafts)
         needed = self.blocks.most_needed(num_places)
+        if sequence.is_remote_prefill:
+            assert self._loads is not None, "KV of several groups comes from nowhere else"
+            needed = max(needed, self._loads.num_needed(sequence))
         if needed > self.pool.num_blocks:
             raise ValueError(
                 f"{sequence.num_prompt} prompt and {sequence.max_tokens} output tokens need {needed} KV blocks; "

@@ -108,6 +108,7 @@ class _Replay:
         self._aborted: list[Sequence] = []  # since the last step was scheduled, like the next
         self._handed_over: list[Sequence] = []
         self._in_slots: dict[int, Hashable] = {}  # vLLM's slot in host memory -> our name of its chunk
+        self._flushed: set[int] = set()  # numbers of copies
         self._host_hashes: set[Hashable] = set()  # vLLM's hashes that identify chunks
 
     @property
@@ -146,11 +147,10 @@ class _Replay:
         facts |= self._tables(facts["scheduled"])
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         for sequence in started:
-            if sequence in self._loaded:
-                self._loaded.remove(sequence)  # it was counted when its load began
-            else:
-                hits = sequence.num_computed - counts[sequence]
+            hits = sequence.num_computed - counts[sequence]
+            if sequence not in self._loaded or not hits:  # else it was counted when its load began
                 self._lookups.append(Lookup(sequence, hits))
+            self._loaded.discard(sequence)
         facts |= self._transfers(started) | self._state()
         facts |= self._copies(scheduler.offload, entry)
         return facts
@@ -170,7 +170,12 @@ class _Replay:
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
         """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
         work = offload.take_work()
-        facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": {copy.number for copy in work.flushed}}
+        # vLLM may name a copy again, until it hears that it has ended; it has been flushed once.
+        flushed = {copy.number for copy in work.flushed}
+        if "flushed" in entry.facts:
+            flushed |= entry.facts["flushed"] & self._flushed
+            self._flushed |= flushed
+        facts: Json = {"host_loads": {}, "host_stores": {}, "flushed": flushed}
         for copy in work.stores:
             assert isinstance(copy, SequenceCopy)
             _, slots = entry.facts["host_stores"].get(copy.number, (None, []))

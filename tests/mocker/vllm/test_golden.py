@@ -1,5 +1,6 @@
 """The mocker makes the steps that a real vLLM made."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,16 @@ PLAIN = sorted((GOLDEN / "vllm-0.32").glob("*.jsonl.gz")) + sorted((GOLDEN / "vl
 
 
 def test_the_recordings_are_here():
-    assert len(FILES) == 16 + 24 + 12 + 9 + 14 + 9 + 34
-    assert sum(recordings.read(path).config.async_scheduling for path in FILES) == 12 + 7 + 6 + 4 + 12
+    by_folder = Counter(path.parent.name for path in FILES)
+    assert by_folder == {"vllm-0.32": 16, "vllm-0.32-full": 36, "vllm-0.32-more": 55, "vllm-0.32-hybrid": 34}
+    families = Counter(path.name.split("_")[0] for path in FILES if path.parent.name == "vllm-0.32-more")
+    assert families == {"stop": 8, "pd": 14, "spec": 9, "offload": 9, "lora": 4, "pp": 6, "combo": 5}
+    asynchronous = [path for path in FILES if recordings.read(path).config.async_scheduling]
+    assert Counter(path.parent.name for path in asynchronous) == {
+        "vllm-0.32-full": 12,
+        "vllm-0.32-more": 27,
+        "vllm-0.32-hybrid": 12,
+    }
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
