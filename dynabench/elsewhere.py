@@ -11,10 +11,8 @@ from typing import NamedTuple
 from foundation.text import listed
 
 NOT_SIMULATED = {
-    "speculative decoding is not simulated": """
-        speculative-config speculative-model speculative-algorithm speculative-algo num-speculative-tokens
-        speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path
-        speculative-decoding-config spec-decode""",
+    "trees of drafts are not simulated; use --num-speculative-tokens for a chain": """
+        speculative-eagle-topk speculative-num-draft-tokens""",
     "LoRA adapters are not simulated": """
         enable-lora lora-modules lora-paths lora-dir lora-backend max-loras max-loras-per-batch max-cpu-loras max-lora-rank
         lora-target-modules fully-sharded-loras""",
@@ -35,6 +33,11 @@ NOT_SIMULATED = {
 """Names of options, without their dashes, of what a simulated engine does not do, by what to say about them."""
 
 ANSWERS = {
+    # Speculative decoding.
+    "use --num-speculative-tokens with --acceptance-length, and --speculative-method": """
+        speculative-config speculative-algorithm speculative-algo speculative-num-steps speculative-decoding-config
+        spec-decode""",
+    "use --speculative-method draft_model with --draft-model": "speculative-model speculative-draft-model-path",
     # The model and its GPUs.
     "use --model": "tokenizer-path hf-id model-id",
     "only the sizes in the model's config.json are read; use --model": """

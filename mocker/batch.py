@@ -5,8 +5,6 @@ from typing import Final
 from mocker.sequence import Sequence
 
 NOBODY: Final[list[Sequence]] = []  # shared, never changed
-NO_DRAFTS: Final[dict[Sequence, int]] = {}  # likewise
-NO_TOKENS: Final[list[tuple[Sequence, int]]] = []  # likewise
 
 
 class Batch:
@@ -28,18 +26,18 @@ class Batch:
         "starved",
     )
 
+    # Set only where decodes may get several tokens, or none (`CountedRunning`):
+    drafts: dict[Sequence, int]
+    """Those to verify; of a chunk, those tokens of it that only pad it."""
+    emitted: list[tuple[Sequence, int]]
+    """Once it is known: the decodes with tokens, and how many."""
+
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration
         self.is_undisturbed = False  # True if only a token for each decoding sequence happens
         self.decodes = NOBODY  # one token each, and their drafts; never changed in place
         self.num_kv_tokens = 0  # context that the decodes read in that iteration, drafts included, summed
         self.chunks: list[tuple[Sequence, int]] = []  # prefill: sequence, tokens
-        self.drafts = (
-            NO_DRAFTS  # speculation: sequence, drafts to verify; of a chunk, those tokens of it that only pad it
-        )
-        self.emitted = (
-            NO_TOKENS  # once it is known, and if decodes may get several tokens: sequence, tokens, at least 1
-        )
         self.sampled: list[Sequence] = NOBODY  # those whose prefill this completes
         self.admitted: list[Sequence] = NOBODY
         self.resumed: list[Sequence] = NOBODY

@@ -12,6 +12,7 @@ from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
+from mocker.vllm.config import OF_SPECULATION as OF_SPECULATION
 from mocker.vllm.config import EngineConfig
 
 EngineType = Literal["vllm", "sglang", "trtllm"]
@@ -118,6 +119,8 @@ class SimulatedConfig:
         """Return why a setting has no effect: it belongs to another family, or to what is turned off; else None."""
         if name in OF_HICACHE and not self.sglang.enable_hierarchical_cache:
             return "enable_hierarchical_cache is false"
+        if name in OF_SPECULATION and not self.vllm.num_speculative_tokens:
+            return "num_speculative_tokens is 0"
         return self.why_idle(name)
 
     def refuse_idle(self) -> None:
@@ -132,6 +135,16 @@ class SimulatedConfig:
 
 def _names(config: FamilyConfig) -> list[str]:
     return [field.name for field in fields(config)]
+
+
+def refuse_idle_speculation(engines: Collection[EngineConfig]) -> None:
+    """Refuse a setting of speculative decoding if no engine of an experiment has any.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if not any(engine.num_speculative_tokens for engine in engines):
+        refuse_idle(engines, OF_SPECULATION, "num_speculative_tokens is 0; expected the number of drafts with it")
 
 
 def refuse_idle_hicache(engines: Collection[SglangConfig]) -> None:

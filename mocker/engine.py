@@ -29,6 +29,7 @@ from mocker.core import Core
 from mocker.gap_log import GapLog
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
+from mocker.speculation.counts import DraftCounts
 from mocker.step import Step, StepOutput
 from mocker.step_times import StepTimes
 from mocker.tiers.config import HostMemory
@@ -64,14 +65,14 @@ class Engine:
         self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
-        self.log = GapLog(core)
+        self.log = self._new_log(core)
         """The gaps between tokens."""
         self.step: Step | None = None
         """The step in flight."""
         self._is_async = config.is_async
         self._has_host = host is not None  # else there are no copies
         self._has_events = kv_events
-        self._times = StepTimes(timing, core, may_load=config.is_kv_consumer or self._has_host)
+        self._times = self._new_times(timing, core, may_load=config.is_kv_consumer or self._has_host)
         is_ordered = kv_events and ordered_events
         self._accounts = Accounts(core, self._link, self._times, self.log, is_ordered=is_ordered)
         self._ahead: Batch | None = None  # asynchronous: the batch after the step in flight
@@ -79,6 +80,12 @@ class Engine:
         self._work = NO_WORK  # copies that start with the batch ahead
         self._aborts: list[Sequence] = []
         self._lead_s = 0.0  # before the next step starts
+
+    def _new_log(self, core: Core) -> GapLog:
+        return GapLog(core)
+
+    def _new_times(self, model: TimingModel, core: Core, *, may_load: bool) -> StepTimes:
+        return StepTimes(model, core, may_load=may_load)
 
     @property
     def is_idle(self) -> bool:
@@ -144,6 +151,11 @@ class Engine:
             return None
         link = self._link
         return HostUse(self._core.host_chunks(), link.loads, link.stores, link.num_flushes, link.stall_s)
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """What came of its drafts; None if it does not speculate."""
+        return None
 
     def sequences(self) -> list[Sequence]:
         """Return its sequences, in arbitrary order, without those that were aborted during the step in flight."""

@@ -4,11 +4,13 @@ from typing import Any, TypeVar
 
 from mocker.contract import EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
+from mocker.counted_engine import CountedEngine
 from mocker.engine import Engine
 from mocker.models.kv_groups import KvLayout
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.ranks import SglangRanks
+from mocker.speculation.random_drafter import RandomDrafter
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
 from mocker.trtllm.apart import new_trtllm_core
@@ -46,6 +48,8 @@ def new_engine(
     max_loras: int | None = None,
     kv_events: bool = True,
     ordered_events: bool = True,
+    acceptance: tuple[float, ...] = (),
+    seed: int = 0,
 ) -> Engine:
     """Return an idle engine of the family to which its settings belong.
 
@@ -60,7 +64,15 @@ def new_engine(
         kv_events: report KV events.
         ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
             one sequence after another.
+        acceptance: how often each draft of a step is accepted, by position, if it speculates.
+        seed: of what is drawn: how many drafts are accepted, request by request.
     """
+    if isinstance(config, EngineConfig) and config.num_speculative_tokens:
+        drafter = RandomDrafter(acceptance, seed) if acceptance else None
+        counted = VllmCore(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events, drafter=drafter)
+        return CountedEngine(
+            config, counted, timing, host=host, kv_events=kv_events, ordered_events=ordered_events, drafter=drafter
+        )
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]
         core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)

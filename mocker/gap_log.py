@@ -122,3 +122,30 @@ class GapLog:
         self.split()
         rows, self.rows, self.starts_s = self.rows, array("d"), array("d")
         return rows
+
+
+class CountedGapLog(GapLog):
+    """The log of an engine whose steps may bring a sequence several tokens: each waits for its next ones all the time."""
+
+    def add(self, step: Step, num_iterations: int) -> None:
+        """Nothing yet: what a step brings is known when it ends."""
+
+    def end_step(self, end: float, sampled: list[Sequence], finished: list[Sequence]) -> None:
+        """Record the first tokens of sequences, and the gaps of those that had been preempted."""
+        for sequence in sampled:
+            if sequence.first_token_s < 0:
+                sequence.first_token_s = end
+            else:
+                self.add_gap(sequence.waited_since_s, end)
+            sequence.waited_since_s = end
+
+    def add_emitted(self, end: float, emitted: list[tuple[Sequence, int]]) -> None:
+        """Log the tokens of decodes: a gap before k tokens counts as k gaps of gap / k."""
+        counts: dict[tuple[float, int], int] = {}
+        for sequence, num_tokens in emitted:
+            key = (sequence.waited_since_s, num_tokens)
+            counts[key] = counts.get(key, 0) + 1
+            sequence.waited_since_s = end
+        for (since_s, num_tokens), count in counts.items():
+            self.rows.extend(((end - since_s) / num_tokens, 0.0, 0.0, 1, num_tokens * count))
+            self.starts_s.append(since_s)

@@ -84,3 +84,14 @@ class StepOutput:
         self.chunks = chunks
         self.sampled = sampled
         self.finished = finished
+
+
+class CountedOutput(StepOutput):
+    """The results of a step whose decodes may have several tokens each, or none."""
+
+    __slots__ = ("emitted",)
+
+    def __init__(self, output: StepOutput, emitted: list[tuple[Sequence, int]]) -> None:
+        super().__init__(output.end, output.sampled, output.finished, output.chunks)
+        self.emitted = emitted
+        """The decodes that have tokens, and how many."""

@@ -88,3 +88,18 @@ def _sum_of(chunks: list[tuple[Sequence, int]]) -> Prefill:
         num_context_tokens += context
         num_pairs += count * (context + count / 2)
     return Prefill(num_tokens, num_context_tokens, num_pairs, len(chunks))
+
+
+class CountedStepTimes(StepTimes):
+    """The same for an engine whose decodes may verify drafts."""
+
+    def mixed_s(self, batch: Batch) -> float:
+        """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
+        load = _load_of(batch)
+        if self._may_load:
+            loaded = [sequence for sequence, count in batch.chunks if count == 1 and sequence.num_computed > 1]
+            chunks = [(sequence, count) for sequence, count in batch.chunks if sequence not in loaded]
+            prefill = _sum_of(chunks) if chunks else None
+            num_kv_tokens = load.num_kv_tokens + sum([sequence.num_computed - 1 for sequence in loaded])
+            load = Load(prefill, load.num_decodes + len(loaded), num_kv_tokens)
+        return self.model.verify(load, sum(batch.drafts.values()))

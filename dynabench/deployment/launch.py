@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from dynabench.deployment.description import Pool
 from foundation.settings import changed
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import OF_SPECULATION
 from mocker.models.catalog import find_model, hub_id
 from mocker.tiers.config import GIB, OffloadConfig, whole_pages
 from mocker.timing.choose import resolve, with_sglang_defaults
@@ -29,8 +30,13 @@ VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_s
 """Engine settings that have another name in vLLM."""
 SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
 """Settings that are printed even at their defaults, because vLLM's defaults may differ."""
-ELSEWHERE_SAID = ("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__)
-"""Settings that are entries of `kv_transfer_config`, or have no flag."""
+ELSEWHERE_SAID = (
+    *("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__),
+    *("num_speculative_tokens", *OF_SPECULATION),
+)
+"""Settings that are entries of `kv_transfer_config` or `speculative_config`, or have no flag."""
+DRAFTING_HEAD = "DRAFTING_HEAD"
+"""A placeholder for the weights of an EAGLE head."""
 OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
 DISK_FOLDER = "KV_FOLDER"
 """A placeholder for a folder on the disk."""
@@ -88,7 +94,18 @@ def vllm_command(pool: Pool) -> list[str]:
     settings |= _of_timing(timing)
     named = [(VLLM.get(name, name), value) for name, value in settings.items() if name not in ELSEWHERE_SAID]
     named += _connectors(pool)
+    if engine.num_speculative_tokens:
+        named.append(("speculative_config", json.dumps(_speculation(engine))))
     return ["vllm", "serve", _model(timing), *(word for name, value in named for word in _words(name, value))]
+
+
+def _speculation(engine: EngineConfig) -> dict[str, Any]:
+    """Return vLLM's settings of speculative decoding."""
+    method = engine.speculative_method
+    found = {"method": method, "num_speculative_tokens": engine.num_speculative_tokens}
+    if method == "draft_model":
+        return found | {"model": hub_id(engine.draft_model or "")}
+    return found | {"model": DRAFTING_HEAD} if method in ("eagle", "eagle3") else found
 
 
 def _of_timing(timing: TimingConfig) -> dict[str, Any]:

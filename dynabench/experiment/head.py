@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.launch import engine_command
 from dynabench.experiment.model_error import model_error
+from dynabench.experiment.speculation import speculation_of
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.config import SCHEDULERS
@@ -42,6 +43,7 @@ def head_of(
         ),
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
+        "Speculation": speculation_of(decoders),
         "Workload": _workload(workload, loads),
         "Step times": describe_step_times(deployments),
         "Approximated": _each(_approximations(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
@@ -52,6 +54,8 @@ def head_of(
     }
     if said["KV tiers"] and said["Model error"]:
         said["Model error"] += UNCHECKED
+    if said["Speculation"] and said["Model error"]:
+        said["Model error"] += "; none of those points speculates"
     if said["KV tiers"] and any(note.startswith("cut to ") for note in workload.notes):
         said["Cut trace"] = (
             "prompts that recur later in the trace are missing, so the whole trace has more hits in the KV tiers"

@@ -100,6 +100,7 @@ class Cluster:
         self._is_apart = is_apart
         self._hands_over = deployment.fleet.drain_policy == "hand-over"
         self._warmup_s = load.warmup_s
+        self._seed = run.seed
         rng = random.Random(f"fleet {run.seed}")
         self.fleet = Fleet(pools, deployment.fleet, self.clock, self, gpus=deployment.gpus, rng=rng)
 
@@ -174,6 +175,8 @@ class Cluster:
             layout=simulated.layout,
             kv_events=routing.router.wants_events,
             ordered_events=False,
+            acceptance=simulated.acceptance,
+            seed=self._seed,
         )
         rank = Rank(len(self.ranks), engine, self.clock, self.flights)
         rank.kv_use = self.kv_uses[pool.name]

@@ -18,9 +18,14 @@ from dynabench.virtual.rank import Rank
 from mocker.network import links
 from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
+from mocker.timing.choose import SimulatedEngine
+from mocker.timing.drafting import Speculating
 from reports.record.fleet import FleetUse, PoolFleet
-from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
+from reports.record.pools import DraftUse, Gain, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Requests
+
+STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Sequences in a step for which the report says what speculation gives."""
 
 
 class Crew(NamedTuple):
@@ -72,6 +77,31 @@ def fleet_use(cluster: Cluster, planner: SimulatedPlanner | None) -> FleetUse:
         notes=planner.notes,
         lost=cluster.flights.num_lost,
     )
+
+
+def draft_use(cluster: Cluster) -> tuple[DraftUse, ...]:
+    """Return what each pool that speculates has drafted."""
+    found = []
+    for pool, ranks, _, _ in _crews(cluster):
+        counts = [rank.engine.draft_counts for rank in ranks if rank.engine.draft_counts is not None]
+        if counts and pool.role != "prefill":
+            accepted = tuple(map(sum, zip(*[each.accepted for each in counts], strict=True)))
+            steps, batches = sum([each.steps for each in counts]), sum([each.batches for each in counts])
+            use = DraftUse(pool.name, steps, sum([each.drafts for each in counts]), accepted, steps / max(batches, 1))
+            found.append(structs.replace(use, gains=_gains(pool.engine, use.length, cluster)))
+    return tuple(found)
+
+
+def _gains(engine: SimulatedEngine, length: float, cluster: Cluster) -> tuple[Gain, ...]:
+    """Return what speculation gives a step, by its sequences, each with the mean context of the workload's answers."""
+    timing, columns = engine.timing, cluster.workload.columns
+    if not isinstance(timing, Speculating):
+        return ()
+    context = int(columns.input_length.mean() + columns.output_length.mean() / 2)
+    sizes = [
+        size for size in STEP_SIZES if size <= engine.config.max_num_seqs and size * context <= engine.num_usable_tokens
+    ]
+    return tuple([Gain(size, timing.gain(size, size * context, length, len(engine.acceptance))) for size in sizes])
 
 
 def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:

@@ -3,7 +3,8 @@
 import difflib
 import functools
 import json
-from collections.abc import Collection
+import re
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from mocker.models.keys import shown
 from mocker.models.shape import ModelShape, shape_of
 
 BUNDLED = Path(__file__).with_name("data") / "models.json"
-VARIANTS = ("-instruct", "-chat", "-hf", "-base", "-it", "-fp8", "-nvfp4")
+VARIANTS = ("-instruct", "-chat", "-hf", "-base", "-it", "-bf16", "-fp8", "-nvfp4")
 WEIGHTS = {"-fp8": "fp8", "-nvfp4": "fp4"}
 """Ends of names that say how the weights are stored."""
 
@@ -69,7 +70,7 @@ def _object(path: Path) -> dict[str, Any]:
 def _bundled(name: str) -> ModelShape:
     known = model_configs()
     plain = {_plain(key): key for key in sorted(known, reverse=True)}
-    key = name if name in known else plain.get(_plain(name))
+    key = name if name in known else plain.get(_plain(name)) or _only_longer(_plain(name), plain)
     if key is None:
         raise ValueError(
             f"model {name!r} is neither bundled nor a folder or file with a config.json{_like(name, known)}; "
@@ -78,6 +79,12 @@ def _bundled(name: str) -> ModelShape:
     found = shape_of(known[key])
     weights = next((weights for end, weights in WEIGHTS.items() if name.lower().endswith(end)), None)
     return found if weights is None or found.weights != "bfloat16" else found.quantised(weights)
+
+
+def _only_longer(name: str, plain: Mapping[str, str]) -> str | None:
+    """Return the only bundled model whose name adds its size to this one, as Nemotron-3-Nano-30B-A3B does to Nemotron-3-Nano."""
+    longer = [key for shape, key in plain.items() if re.match(rf"{re.escape(name)}-\d", shape)]
+    return longer[0] if len(longer) == 1 else None
 
 
 def _like(name: str, known: Collection[str]) -> str:
@@ -96,7 +103,7 @@ def model_configs() -> dict[str, dict[str, Any]]:
 
 def _plain(name: str) -> str:
     """Reduce a model's id to the name of its shape: without organisation and without changes to the weights."""
-    plain = name.lower().rpartition("/")[2].removeprefix("meta-")
+    plain = name.lower().rpartition("/")[2].removeprefix("meta-").removeprefix("nvidia-")
     while plain.endswith(VARIANTS):
         plain = plain.rpartition("-")[0]
     return plain

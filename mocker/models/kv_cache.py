@@ -38,6 +38,7 @@ def kv_cache(
     num_gpus: int = 1,
     kv_dtype: str = "bfloat16",
     state_block_size: int | None = None,
+    drafter: ModelShape | None = None,
     is_one_table: bool = False,
 ) -> KvCache:
     """Return how a model's KV is kept.
@@ -48,12 +49,15 @@ def kv_cache(
         num_gpus: GPUs that share each layer.
         kv_dtype: the type of keys and values.
         state_block_size: tokens between states that are kept (default: a block's).
+        drafter: a model that drafts, and keeps KV beside it.
         is_one_table: count layers as if all kept all tokens, and leave states out: vLLM without its hybrid manager.
 
     Raises:
         ValueError: no layer keeps KV.
     """
     layers = layers_of(shape, num_gpus, kv_dtype)
+    if drafter is not None:
+        layers += layers_of(drafter, num_gpus, kv_dtype)
     if not any(layer.token for layer in layers):
         raise ValueError(
             f"no layer of this {shape.architecture} model keeps the KV of all tokens; such models are not simulated"

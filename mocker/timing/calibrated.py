@@ -8,7 +8,7 @@ with T tokens and S sequences in the step; a step with prefill has its own `fixe
 
 from dataclasses import dataclass
 
-from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest, verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,10 @@ class Calibrated:
     def among(self, loads: list[Load]) -> float:
         """The slowest rank decides."""
         return slowest(self, loads)
+
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """Each draft is like one more decode."""
+        return verified(self, load, num_drafts)
 
     def _tokens_s(self, num_tokens: int) -> float:
         total = 0.0

@@ -7,22 +7,26 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mocker.contract import EngineSettings
+from mocker.models.catalog import find_model
 from mocker.models.kv_cache import kv_cache, layers_of
 from mocker.models.kv_groups import KvLayout
 from mocker.models.layout import refusal, unmeasured
+from mocker.models.shape import ModelShape
 from mocker.sglang.config import SglangConfig
+from mocker.speculation.rates import rates_of
 from mocker.tiers.config import HostMemory, Tier, whole_chunks
 from mocker.timing.calibrated import Calibrated
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
+from mocker.timing.drafting import Drafting, FixedDrafting, ModelDrafting, Speculating
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.kv_size import kv_size_of
 from mocker.timing.memory import GIB, peak_of_a_step, room_for_kv, size_of_weights
 from mocker.timing.model import Faster, TimingModel
-from mocker.timing.parts import coefficients
+from mocker.timing.parts import coefficients, drafter_coefficients, layer_with_head
 from mocker.timing.polynomial import Polynomial
-from mocker.timing.roofline import Roofline
+from mocker.timing.roofline import Coefficients, Roofline
 from mocker.timing.sglang_defaults import static_share, usual_chunk
 from mocker.timing.table import Table
 from mocker.trtllm.config import TrtllmConfig
@@ -62,12 +66,16 @@ class SimulatedEngine:
     """Its settings by the names of its own family."""
     num_ranks: int = 1
     """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+    acceptance: tuple[float, ...] = ()
+    """How often each draft of a step is accepted, by position; none: it does not speculate."""
     timing_alone: TimingModel | None = None
     """With such ranks, the step times of one while the others have nothing to do; None: as `timing`."""
 
     @property
     def at_best(self) -> "SimulatedEngine":
-        """The engine in steps that no other rank makes longer, for lower bounds."""
+        """The engine in steps that no other rank makes longer, and that lose no draft, for lower bounds."""
+        if isinstance(self.timing, Speculating):
+            return replace(self, timing=self.timing.at_best(len(self.acceptance)))
         return self if self.timing_alone is None else replace(self, timing=self.timing_alone)
 
     @property
@@ -135,9 +143,11 @@ def resolve(
         max_model_len=engine.max_model_len or _context_length(timing),
     )
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
+    acceptance = rates_of(engine)
+    step_times = _timing_model(engine, timing, num_blocks)
     return SimulatedEngine(
         engine,
-        _timing_model(engine, timing, num_blocks),
+        Speculating(step_times, _drafting(engine, timing)) if acceptance else step_times,
         num_blocks,
         host=_host_memory(engine, timing),
         layout=_groups(engine, timing),
@@ -145,6 +155,7 @@ def resolve(
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
+        acceptance=acceptance,
     )
 
 
@@ -403,9 +414,12 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         tensor_parallel_size=num_gpus,
         expert_parallel_size=num_expert_gpus,
     )
+    needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
+    if (drafter := _drafter_shape(engine, timing)) is not None:
+        extra = size_of_weights(drafter, num_gpus, num_expert_gpus)
+        room, needed = room - extra, needed + extra
     blocks = int(room // _layout(engine, timing).block)
     if blocks < 2:
-        needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
         raise ValueError(
             f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
             f"{timing.gpu_memory_utilization:.0%} of {gpu.name}'s {gpu.memory / GIB:.1f} GiB; raise tensor_parallel_size"
@@ -434,8 +448,9 @@ def _transfers(engine: EngineConfig) -> bool:
 
 def _layout(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
     """Return how the model's layers keep KV; vLLM transfers KV, to another engine or host memory, from one table only."""
-    state_block_size, is_one_table = None, False
+    state_block_size, is_one_table, drafter = None, False, None
     if isinstance(engine, EngineConfig):
+        drafter = _drafter_shape(engine, timing)
         state_block_size = None if engine.enable_prefix_caching else engine.max_model_len
         is_one_table = _transfers(engine)
     return kv_cache(
@@ -444,6 +459,7 @@ def _layout(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
         num_gpus=timing.tensor_parallel_size,
         kv_dtype=timing.kv_dtype,
         state_block_size=state_block_size,
+        drafter=drafter,
         is_one_table=is_one_table,
     ).layout
 
@@ -553,6 +569,56 @@ def _roofline(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int) -
         async_scheduling=engine.is_async,
     )
     return Roofline(found)
+
+
+def _drafting(engine: EngineConfig, timing: TimingConfig) -> Drafting:
+    """Return how long drafting takes.
+
+    Raises:
+        ValueError: the model or the GPU on which that depends is unknown, or the method needs another model.
+    """
+    method = engine.speculative_method
+    if (method == "draft_model") != (engine.draft_model is not None):
+        raise ValueError(
+            f"speculative_method is {method}, and draft_model is {engine.draft_model}; expected both to be of a draft model"
+        )
+    speedup = timing.decode_speedup
+    if engine.drafting_ms is not None:
+        return FixedDrafting(engine.drafting_ms / 1000 / speedup)
+    if method in ("ngram", "ngram_gpu"):
+        return FixedDrafting(0.0)
+    if timing.timing_name != "roofline":
+        raise ValueError(
+            f"num_speculative_tokens is {engine.num_speculative_tokens}, and timing {timing.timing_name} does not say how long "
+            f"{method} drafts; expected drafting_ms with it, or a gpu and a model"
+        )
+    model: TimingModel = Roofline(_drafter(engine, timing))
+    if speedup != 1:
+        model = Faster(model, timing.speedup, speedup)
+    return ModelDrafting(model, engine.num_speculative_tokens)
+
+
+def _drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | None:
+    """Return what drafts: a model of its own, or a layer that shares the model's embeddings and head; None: neither."""
+    if not engine.num_speculative_tokens or engine.speculative_method in ("ngram", "ngram_gpu"):
+        return None
+    return (
+        find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)
+    )
+
+
+def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
+    assert timing.gpu is not None
+    gpu = find_gpu(timing.gpu)
+    return drafter_coefficients(
+        find_model(engine.draft_model) if engine.draft_model else layer_with_head(timing.shape),
+        gpu,
+        find_engine(timing.timed_as, gpu.architecture),
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=_expert_parallel_size(engine, timing),
+        kv_dtype=timing.kv_dtype,
+        link_gbps=timing.link_gbps,
+    )
 
 
 def _measured(timing: TimingConfig) -> TimingModel:

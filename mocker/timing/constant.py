@@ -1,6 +1,6 @@
 """Constant step times."""
 
-from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest, verified
 
 
 class Constant:
@@ -24,3 +24,7 @@ class Constant:
     def among(self, loads: list[Load]) -> float:
         """The slowest rank decides."""
         return slowest(self, loads)
+
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """Each draft is like one more decode."""
+        return verified(self, load, num_drafts)

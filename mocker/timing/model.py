@@ -61,6 +61,14 @@ def slowest(model: "TimingModel", loads: list[Load]) -> float:
     return max(times)
 
 
+def verified(model: "TimingModel", load: Load, num_drafts: int) -> float:
+    """Return the time (s) of a step with drafts, if each is like one more decode that shares the context of another."""
+    prefill, num_decodes, num_kv_tokens = load
+    if prefill is not None:
+        return model.mixed(prefill, num_decodes + num_drafts, num_kv_tokens)
+    return model.decode(num_decodes + num_drafts, num_kv_tokens).first
+
+
 def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
     """Describe a single prefill chunk."""
     return Prefill(num_tokens, num_context_tokens, num_tokens * (num_context_tokens + num_tokens / 2), 1)
@@ -94,6 +102,10 @@ class TimingModel(Protocol):
         """Return the time (s) of a step of ranks with attention of their own, which wait for each other; none has nothing to do."""
         ...
 
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """Return the time (s) of a step in which the decodes of a load also verify drafts, so many in all."""
+        ...
+
 
 class Faster:
     """Another model's times, divided: all of them by `speedup`, those of decode-only steps by `decode_speedup`."""
@@ -119,3 +131,8 @@ class Faster:
         """The other's time, divided."""
         has_prompts = any(load.prefill is not None for load in loads)
         return self._model.among(loads) / (self._speedup if has_prompts else self._decode_speedup)
+
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """The other's time, divided."""
+        ratio = self._decode_speedup if load.prefill is None else self._speedup
+        return self._model.verify(load, num_drafts) / ratio

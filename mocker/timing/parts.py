@@ -1,7 +1,7 @@
 """The coefficients of a roofline: from a model's layers, a GPU's measured efficiencies and an engine's host times."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mocker.models.kv_cache import INDEX_BYTES, KV_BYTES
 from mocker.models.layers import FeedForward, Matrix, Mixer, WeightType
@@ -57,6 +57,39 @@ def coefficients(
         head=_head(device, shape),
         host=_host(device, parts, async_scheduling),
     )
+
+
+def drafter_coefficients(
+    shape: ModelShape,
+    gpu: Gpu,
+    engine: EngineTimes,
+    *,
+    tensor_parallel_size: int,
+    expert_parallel_size: int,
+    kv_dtype: str,
+    link_gbps: float | None,
+) -> Coefficients:
+    """Compute the parts of the times of a drafter, whose host work is hidden: a model, or one layer with a head.
+
+    Raises:
+        ValueError: as for `coefficients`.
+    """
+    found = coefficients(
+        shape,
+        gpu,
+        engine,
+        tensor_parallel_size=tensor_parallel_size,
+        expert_parallel_size=expert_parallel_size,
+        kv_dtype=kv_dtype,
+        link_gbps=link_gbps,
+    )
+    return found._replace(host=Host(0.0, 0.0, 0.0, 0.0, 0.0))
+
+
+def layer_with_head(shape: ModelShape) -> ModelShape:
+    """Return the last layer of a model that has attention, with the model's head: about what EAGLE and MTP compute."""
+    layer = next(layer for layer, _ in reversed(shape.layers) if any(mixer.num_heads for mixer in layer.mixers))
+    return replace(shape, layers=((layer, 1),), kinds=(("drafter", 1),), num_other_parameters=0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """The default step times of NVIDIA Dynamo's mocker."""
 
-from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest, verified
 
 
 class Polynomial:
@@ -37,3 +37,7 @@ class Polynomial:
     def among(self, loads: list[Load]) -> float:
         """The slowest rank decides."""
         return slowest(self, loads)
+
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """Each draft is like one more decode."""
+        return verified(self, load, num_drafts)

@@ -103,6 +103,22 @@ class Roofline:
         padded_s = self._linear.get(count) or self._tokens_s(count)
         return self.decode(count, num_kv_tokens).first + self._decode_scale * (linear_s - padded_s)
 
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """Drafts are tokens of the matrices and of the head; a sequence's context is read once for all of them."""
+        prefill, count, num_kv_tokens = load
+        num_tokens = load.num_tokens + num_drafts
+        linear_s = self._linear.get(num_tokens) or self._tokens_s(num_tokens)
+        if prefill is not None:
+            sequences = prefill.num_sequences + count
+            linear_s += self._head_s(sequences + num_drafts) - self._head_s(sequences)
+            return self._mixed(prefill, count, num_kv_tokens, linear_s)
+        host, kv_s = self._host, self._attention.kv_s * num_kv_tokens
+        for reach in self._reaches:
+            kv_s += reach.kv_s * min(num_kv_tokens, count * reach.window)
+        kernels = linear_s + self._head_s(num_tokens) + count * self._attention.row_s + kv_s
+        step_s = self._decode_scale * kernels + host.step_s + count * host.sequence_s
+        return max(step_s, host.least_s + count * host.least_sequence_s)
+
     def _tokens_s(self, num_tokens: int) -> float:
         """Compute and cache the time of all kernels that depend only on the number of tokens (s)."""
         found = self._linear[num_tokens] = self._scale * sum([part.seconds(num_tokens) for part in self._parts])

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest
+from mocker.timing.model import Knots, Load, Prefill, Ramp, slowest, verified
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,10 @@ class Table:
     def among(self, loads: list[Load]) -> float:
         """The slowest rank decides."""
         return slowest(self, loads)
+
+    def verify(self, load: Load, num_drafts: int) -> float:
+        """Each draft is like one more decode."""
+        return verified(self, load, num_drafts)
 
 
 def _line(curve: tuple[tuple[float, float], ...], x: float) -> tuple[float, float, float]:

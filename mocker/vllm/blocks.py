@@ -81,6 +81,7 @@ class OneTable(Blocks):
         self._reserves_whole = config.scheduler_reserve_full_isl
         self._watermark = watermark_blocks
         self._speculation = speculation
+        self._has_lookahead = speculation.num_lookahead > 0
         self._drops_last = speculation.drops_last_hit
 
     @property
@@ -97,7 +98,9 @@ class OneTable(Blocks):
 
     def fits(self, sequence: Sequence, cached: int, computed: int, count: int, *, is_alone: bool) -> bool:
         """See `Blocks`; if the whole prompt is reserved, for all its tokens."""
-        reach = self._speculation.num_places(computed + count)
+        reach = computed + count
+        if self._has_lookahead:
+            reach = self._speculation.num_places(reach)
         if self._reserves_whole:
             reach = max(reach, sequence.num_known)
         return self.num_needed_first(sequence, cached // self._size, reach, is_alone=is_alone) <= self._pool.num_free
@@ -118,8 +121,10 @@ class OneTable(Blocks):
 
     def num_needed(self, sequence: Sequence, computed: int, count: int) -> int:
         """See `Blocks`."""
-        num_places = self._speculation.num_places(computed + count)
-        return max(num_blocks_of(num_places, self._size) - sequence.num_blocks, 0)
+        reach = computed + count
+        if self._has_lookahead:
+            reach = self._speculation.num_places(reach)
+        return max(num_blocks_of(reach, self._size) - sequence.num_blocks, 0)
 
     def grow(self, sequence: Sequence, reach: int, needed: int) -> None:
         """See `Blocks`."""

@@ -5,10 +5,25 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from foundation.settings import Count, Whole
+from foundation.settings import Count, NotNegative, Whole
 from mocker.contract import KvRole
 from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
+
+SpeculativeMethod = Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"]
+AcceptanceMode = Literal["thinking_on", "thinking_off"]
+
+OF_SPECULATION = (
+    "speculative_method",
+    "draft_model",
+    "acceptance_length",
+    "acceptance_drafts",
+    "acceptance_rates",
+    "acceptance_file",
+    "acceptance_mode",
+    "drafting_ms",
+)
+"""Settings that need num_speculative_tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +81,32 @@ class EngineConfig(OffloadConfig):
     num_speculative_tokens: Whole = 0
     """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
 
-    speculative_method: Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"] = "eagle3"
+    speculative_method: SpeculativeMethod = "eagle3"
     """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling, or ngram_gpu,
     which does not), a smaller model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
+
+    draft_model: str | None = None
+    """The smaller model of speculative_method draft_model: its Hugging Face id, or a folder or file with a config.json."""
+
+    acceptance_length: Annotated[float, Meta(ge=1)] | None = None
+    """Mean tokens of a step that verifies drafts, the model's own included, as an engine measured it with
+    acceptance_drafts drafts. Each draft that is reached is then accepted at the same rate."""
+
+    acceptance_drafts: Count | None = None
+    """Drafts with which acceptance_length was measured (default: num_speculative_tokens)."""
+
+    acceptance_rates: str | None = None
+    """How often each draft is accepted, by position, in place of acceptance_length: such as 0.8,0.5,0.3."""
+
+    acceptance_file: str | None = None
+    """File that says the same: one of InferenceX's golden_al_distribution (.yaml), rates by position (.json), or the saved
+    metrics of a vLLM server."""
+
+    acceptance_mode: AcceptanceMode = "thinking_on"
+    """Which of the curves of a golden_al_distribution to use."""
+
+    drafting_ms: NotNegative | None = None
+    """Time that drafting adds to each step (ms; default: computed for the model on its GPU, and 0 for ngram)."""
 
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
@@ -152,6 +190,9 @@ class EngineConfig(OffloadConfig):
                 f"long_prefill_token_threshold is {threshold}, and num_speculative_tokens {self.num_speculative_tokens}; "
                 f"expected 0 or at least {needed}, for a sequence with all drafts"
             )
+
+        if self.num_speculative_tokens and self.acceptance_length is not None and self.acceptance_drafts is None:
+            object.__setattr__(self, "acceptance_drafts", self.num_speculative_tokens)  # stays if that is varied
 
     def _take_apart(self) -> None:
         """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""

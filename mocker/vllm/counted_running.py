@@ -17,7 +17,7 @@ one that a batch in flight still computes.
 from collections import deque
 from collections.abc import Iterator
 
-from mocker.batch import NO_DRAFTS, Batch
+from mocker.batch import Batch
 from mocker.position import NEVER
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.speculation.drafter import Drafter
@@ -137,6 +137,8 @@ class CountedRunning(RunningQueue):
             self.grant(sequence, computed, needed, num_cacheable=min(computed, sequence.num_known))
             granted[sequence] = count
             budget -= count + self._num_slots
+        for victim in batch.preempted:
+            batch.drafts.pop(victim, None)
         self._describe(batch, granted)
         self._has_tokens = bool(self._tokens)
         return budget
@@ -217,8 +219,6 @@ class CountedRunning(RunningQueue):
                 self._await_token(sequence, counts, batch.drafts.get(sequence, 0))
         if batch.chunks:
             batch.sampled = [sequence for sequence, _ in batch.chunks if sequence not in flight.partial]
-        if not batch.drafts:
-            batch.drafts = NO_DRAFTS
         return batch
 
     def _await_token(self, sequence: Sequence, counts: Counts, num_drafts: int) -> None:

@@ -94,7 +94,6 @@ class RunningQueue(ABC):
             refund = granted.pop(victim, 0)
             self.preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
             batch.preempted.append(victim)
-            batch.drafts.pop(victim, None)
             if victim is sequence:
                 return None
             if refund:

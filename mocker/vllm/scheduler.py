@@ -86,6 +86,8 @@ class Scheduler(Core):
             self._running = running = kind(config, memory, queues)
             self._fast_paths = FastPaths(config, memory, running)
             self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
+        self.is_counted = self._fast_paths is None
+        """Whether batches say how many tokens each decode has."""
         self._loads: Loads | None = None
         if not memory.has_groups:
             self._loads = Loads(config, memory, self._running, queues, outbox)

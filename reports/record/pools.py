@@ -100,6 +100,37 @@ class TierUse(msgspec.Struct, frozen=True):
         return f"{self.pool} {self.tier}"
 
 
+class Gain(msgspec.Struct, frozen=True):
+    """What speculation gives at one size of a step."""
+
+    sequences: Number
+    """That decode in the step."""
+    ratio: Amount
+    """Their tokens for each second, over those without speculation."""
+
+
+class DraftUse(msgspec.Struct, frozen=True):
+    """What a pool drafted, and how much of it was accepted."""
+
+    name: str
+    """The pool."""
+    steps: Amount
+    """How often drafts of a request were verified."""
+    drafts: Amount
+    """How many tokens that were."""
+    accepted: tuple[Amount, ...]
+    """How often each draft was accepted, by position."""
+    sequences: Amount = 0.0
+    """The mean of a step, of those whose drafts it verified."""
+    gains: tuple[Gain, ...] = ()
+    """What it gives by the number of sequences in a step, at the mean context of the requests."""
+
+    @property
+    def length(self) -> float:
+        """Mean tokens of such a step, the model's own included."""
+        return 1 + sum(self.accepted) / self.steps if self.steps else 1.0
+
+
 class KvOverTime(msgspec.Struct, frozen=True):
     """The mean share of a pool's KV blocks that were in use, in each window from the start of a run."""
 
@@ -108,11 +139,11 @@ class KvOverTime(msgspec.Struct, frozen=True):
     shares: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=1024)]
 
 
-Row = TypeVar("Row", PoolUse, LinkUse, TierUse)
+Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse)
 
 
 def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the pools, links or tiers of an arm's runs, each averaged over the repeats."""
+    """Return the pools, links, tiers or drafts of an arm's runs, each averaged over the repeats."""
     groups: dict[str, list[Row]] = {}
     for row in chain.from_iterable(repeats):
         groups.setdefault(row.name, []).append(row)
@@ -125,6 +156,8 @@ def mean(values: Sequence[Any]) -> Any:
     first = values[0]
     if all(value == first for value in values):
         return first
+    if isinstance(first, tuple):
+        return tuple(map(mean, zip(*values, strict=True)))
     if isinstance(first, msgspec.Struct):
         within = {name: mean([getattr(value, name) for value in values]) for name in first.__struct_fields__}
         return structs.replace(first, **within)

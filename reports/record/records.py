@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from foundation.large import Cells, filled, let_go
 from reports.record.fleet import FleetUse
-from reports.record.pools import KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.pools import DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -330,6 +330,8 @@ class Record:
     """How busy the links between them were, if KV is transferred."""
     tiers: tuple[TierUse, ...] = ()
     """What KV tiers held and moved, if there are any."""
+    drafts: tuple[DraftUse, ...] = ()
+    """What speculative decoding drafted, if there is any."""
     kv: tuple[KvOverTime, ...] = ()
     """How full the KV of each pool was over time, if that is known."""
     fleet: FleetUse | None = None

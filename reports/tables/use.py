@@ -5,14 +5,22 @@ from reports.figures.split import LABELS as PARTS
 from reports.figures.split import Split
 from reports.record.pools import Use
 from reports.summary import ArmSummary, Summary
+from reports.tables.drafts import draft_grid, gain_grid
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
 from reports.tables.tiers import tier_grid
 
 
 def grids(summary: Summary) -> list[Grid]:
-    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, KV tiers."""
-    found = (fleet_grid(summary), split_grid(summary), pool_grid(summary), tier_grid(summary))
+    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, and others."""
+    found = (
+        fleet_grid(summary),
+        split_grid(summary),
+        draft_grid(summary),
+        gain_grid(summary),
+        pool_grid(summary),
+        tier_grid(summary),
+    )
     return [grid for grid in found if grid is not None]
 
 

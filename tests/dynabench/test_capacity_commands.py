@@ -56,6 +56,24 @@ def flags(pool):
     return found
 
 
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, {"method": "eagle3", "num_speculative_tokens": 3, "model": "DRAFTING_HEAD"}),
+        ({"speculative_method": "mtp"}, {"method": "mtp", "num_speculative_tokens": 3}),
+        ({"speculative_method": "ngram"}, {"method": "ngram", "num_speculative_tokens": 3}),
+        (
+            {"speculative_method": "draft_model", "draft_model": "meta-llama/Llama-3.2-1B"},
+            {"method": "draft_model", "num_speculative_tokens": 3, "model": "meta-llama/Llama-3.2-1B"},
+        ),
+    ],
+)
+def test_speculation_is_one_flag_of_vllms_with_nothing_of_what_was_measured(settings, expected):
+    found = flags(pool(num_speculative_tokens=3, acceptance_length=2.4, **settings))
+    assert json.loads(found["--speculative-config"]) == expected
+    assert not [flag for flag in found if "accept" in flag or "draft" in flag]
+
+
 def test_what_was_chosen_is_in_the_command_line():
     found = flags(pool(max_num_batched_tokens=512))
     assert vllm_command(pool())[:3] == ["vllm", "serve", "meta-llama/Llama-3.1-70B"]

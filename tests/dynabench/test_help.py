@@ -106,7 +106,10 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ("simulate --speculative-config x", "--speculative-config; speculative decoding is not simulated"),
+        (
+            "simulate --speculative-config x",
+            "--speculative-config; use --num-speculative-tokens with --acceptance-length, and --speculative-method",
+        ),
         ("sweep --enable_lora", "--enable_lora; LoRA adapters are not simulated"),
         ("run --enable-lora", "LoRA adapters are not simulated; a real engine takes it in --extra-engine-args"),
         ("run --enforce-eager", "use --timing-file; a real engine takes it in --extra-engine-args"),
@@ -139,7 +142,7 @@ def test_an_option_of_another_tool_or_command_is_answered_with_what_exists_here(
 
 def test_an_unknown_option_is_one_line():
     done = dynabench("simulate", "--speculative-config={}")
-    told = "dynabench: Unknown option: --speculative-config; speculative decoding is not simulated\n"
+    told = "dynabench: Unknown option: --speculative-config; use --num-speculative-tokens with --acceptance-length, and --speculative-method\n"
     assert (done.returncode, done.stderr) == (2, told)
 
 
@@ -253,7 +256,7 @@ def test_only_simulated_workers_are_said_to_have_gpus():
     ("name", "told"),
     [
         ("tp", "use tensor_parallel_size"),
-        ("speculative_config", "speculative decoding is not simulated"),
+        ("max_beam_width", "beam search is not simulated"),
     ],
 )
 def test_a_setting_of_another_tool_is_answered_in_axes_and_in_files_too(name, told):

@@ -51,6 +51,24 @@ def test_a_shape_has_the_parameters_its_makers_publish(model, billions):
     assert find_model(model).num_parameters / 1e9 == pytest.approx(billions, rel=0.005)
 
 
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("google/gemma-3-27b", "google/gemma-3-27b-it"),
+        ("nvidia/Nemotron-3-Nano", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        ("Qwen3.5-35B-A3B", "Qwen/Qwen3.5-35B-A3B"),
+    ],
+)
+def test_a_name_without_what_only_one_bundled_model_has_is_understood(short, name):
+    assert find_model(short) == find_model(name)
+
+
+@pytest.mark.parametrize("name", ["openai/gpt-oss", "Qwen/Qwen3.5", "deepseek-ai/DeepSeek-V4"])
+def test_a_name_that_may_be_another_models_is_refused(name):
+    with pytest.raises(ValueError, match="neither bundled nor a folder"):
+        find_model(name)
+
+
 def test_every_bundled_model_runs_on_some_bundled_gpu():
     for name in model_configs():
         shape = find_model(name)

@@ -90,3 +90,13 @@ def test_vllm_takes_host_memory_and_a_disk_from_the_command_line_of_a_plan(parse
         "OffloadingConnector",
     ]
     assert inner[1].kv_connector_extra_config == expected | {"cpu_bytes_to_use": 8 << 30}
+
+
+@pytest.mark.parametrize("method", ["ngram", "eagle3", "mtp"])
+def test_vllm_takes_the_speculation_of_a_plan(parser, method):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    engine = EngineConfig(num_speculative_tokens=3, speculative_method=method, acceptance_length=2.4)
+    timing = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="b200", tensor_parallel_size=4)
+    taken = AsyncEngineArgs.from_cli_args(parser.parse_args(vllm_command(Pool(mocker=engine, timing=timing))[2:]))
+    assert (taken.speculative_config["method"], taken.speculative_config["num_speculative_tokens"]) == (method, 3)

@@ -101,6 +101,27 @@ def test_an_answer_that_goes_on_elsewhere_is_the_same_answer():
     with_engine(talk)
 
 
+def test_tokens_that_a_step_brings_together_come_in_one_frame():
+    config = EngineConfig(
+        block_size=4, num_gpu_blocks=100, num_speculative_tokens=3, acceptance_rates="1,1,1", drafting_ms=1
+    )
+
+    async def talk(engine, reader):
+        engine.submit(request([1, 2], 30), AnswerStream(reader, 1))
+        engine.submit(request([3, 4], 1), AnswerStream(reader, 2))
+        await ended(reader, 1, 2)
+        assert reader.tokens(1) == answer_tokens(np.array([1, 2], np.uint32), 0, 0, 30, ByteTokenizer().speakable())
+        sizes = [
+            len(item["token_ids"]) if isinstance(item, dict) else len(item) if isinstance(item, list) else 1
+            for item in reader.items[1]
+        ]
+        assert sizes == [1, 4, 4, 4, 4, 4, 4, 4, 1]
+        assert len(reader.tokens(2)) == 1
+        assert sum(engine.take_gaps().counts) == 29
+
+    with_engine(talk, config=config)
+
+
 def test_a_slow_reader_misses_nothing_and_holds_up_nobody():
     async def talk(engine, reader):
         slow, fast = AnswerStream(reader, 1), AnswerStream(reader, 2)

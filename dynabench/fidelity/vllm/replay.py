@@ -139,7 +139,8 @@ class _Replay:
         facts: Json = {"scheduled": {}, "drafts": {}, "new": {}, "resumed": [], "preempted": []}
         if batch is not None:
             facts["scheduled"] = {sequence.id: count for sequence, count in scheduler.num_new_tokens(batch)}
-            facts["drafts"] = {sequence.id: count for sequence, count in batch.drafts.items()}
+            if scheduler.is_counted:
+                facts["drafts"] = {sequence.id: count for sequence, count in batch.drafts.items()}
             counts = dict(batch.chunks)
             facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
@@ -220,7 +221,7 @@ class _Replay:
             speaking = [sequence for sequence in batch.decodes if self._scheduler.is_delivered(sequence)]
             self._drafter.entry = entry
             sampled, finished = self._scheduler.update(batch)
-            counts = dict.fromkeys((*speaking, *sampled), 1) | dict(batch.emitted)
+            counts = dict.fromkeys((*speaking, *sampled), 1) | dict(batch.emitted if self._scheduler.is_counted else ())
             facts["sampled"] = {sequence.id: count for sequence, count in counts.items()}
             wasted = {one.id: count - counts.get(one, 0) for one, count in made.items()}
             facts["wasted"] = {id: count for id, count in wasted.items() if count}

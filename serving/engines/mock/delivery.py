@@ -1,6 +1,7 @@
 """How the tokens of a rank of the mocker come to their readers, step by step."""
 
 from mocker import Engine, Sequence
+from mocker.step import CountedOutput
 from serving.engines.mock.kv.handover import Handover, HandoverRank
 from serving.engines.mock.live import Live, live_of
 from serving.engines.mock.observer import RankWatch
@@ -18,6 +19,8 @@ class Delivery:
         """Complete the step in flight, and send what it made."""
         decoded = engine.decoded()
         output = engine.complete()
+        if isinstance(output, CountedOutput):
+            decoded = [sequence for sequence, _ in output.emitted]
         if self._watch is not None:
             self._watch.report(decoded, output)
         for sequence in output.finished:
@@ -31,6 +34,13 @@ class Delivery:
                 live.is_plain = (
                     False  # the last token comes with where the KV is, as a client may leave after that token
                 )
+        if isinstance(output, CountedOutput):
+            for sequence, num_tokens in output.emitted:
+                live = live_of(sequence)
+                live.made += num_tokens
+                if not (sequence.is_remote_decode and sequence.is_over):
+                    live.flush()
+            decoded = []
         prefilled = [sequence for sequence in output.sampled if not (sequence.is_token_shipped and sequence in decoded)]
         for sequence in (*decoded, *prefilled):
             live = sequence.payload

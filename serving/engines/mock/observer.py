@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mocker import Engine, Sequence
 from mocker.batch import NOBODY
-from mocker.step import StepOutput
+from mocker.step import CountedOutput, StepOutput
 from serving.engines.mock.live import Live, live_of
 from serving.worker.protocol import PreprocessedRequest
 
@@ -36,7 +36,7 @@ class Observer(Protocol):
 
         Args:
             end_s: when it ended, on the engine's clock.
-            num_decoded: requests that got another token.
+            num_decoded: tokens that requests got after their first.
             prefilled: requests whose prompt is computed now, those that were preempted before included: they got a token.
             finished: requests that ended with this step.
             preempted: requests that got a token, and will have to wait for the next.
@@ -96,7 +96,7 @@ class RankWatch:
         preempted = ahead.preempted if ahead is not None else NOBODY
         self._observer.on_step(
             output.end,
-            len(decoded),
+            sum([count for _, count in output.emitted]) if isinstance(output, CountedOutput) else len(decoded),
             [live_of(sequence) for sequence in output.sampled],
             [live_of(sequence) for sequence in output.finished],
             [live_of(sequence) for sequence in preempted if sequence in decoded or sequence in output.sampled],

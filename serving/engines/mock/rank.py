@@ -55,6 +55,7 @@ class MockEngine:
             layout=simulated.layout,
             kv_events=events is not None,
             max_loras=max_loras,
+            acceptance=simulated.acceptance,
         )
         self._events = events
         self._handover = handover
