@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dynabench.deployment.description import Pool
 from foundation.text import listed
 from mocker import EngineConfig
-from mocker.timing.choose import resolve
+from mocker.speculation.rates import rates_of
 
 
 def speculation_of(pools: Iterable[Pool]) -> str:
@@ -13,11 +13,10 @@ def speculation_of(pools: Iterable[Pool]) -> str:
     longest: dict[tuple[str, str], tuple[float, ...]] = {}
     counts: dict[tuple[str, str], dict[int, None]] = {}
     for pool in pools:
-        if pool.engine != "mocker":
+        engine = pool.engine_config
+        if pool.engine != "mocker" or not isinstance(engine, EngineConfig) or not engine.num_speculative_tokens:
             continue
-        engine, rates = pool.engine_config, resolve(pool.engine_config, pool.timing).acceptance
-        if not rates or not isinstance(engine, EngineConfig):
-            continue
+        rates = rates_of(engine)
         key = f"a step by {engine.speculative_method}", f"from {_source(engine)}; {_drafting(engine)}"
         longest[key] = max(longest.get(key, ()), rates, key=len)
         counts.setdefault(key, {})[len(rates)] = None
