@@ -11,7 +11,7 @@ from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.config import SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
-from mocker.timing.choose import resolve
+from mocker.timing.choose import groups_of, is_one_table, resolve
 from mocker.timing.config import TimingConfig
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
@@ -108,7 +108,7 @@ def _model(pool: Pool) -> str | None:
 def _approximations(pool: Pool) -> str:
     """Return what is not simulated exactly as vLLM does it, in a clause."""
     found = [approximations(pool.timing.shape)]
-    if pool.engine == "mocker" and pool.engine_type == "vllm" and resolve(pool.engine_config, pool.timing).is_one_table:
+    if pool.engine == "mocker" and is_one_table(pool.engine_config, pool.timing):
         found.append(
             "KV is transferred, so layers with windows count as if they kept all tokens, as without vLLM's hybrid manager, "
             "and states take no blocks"
@@ -117,15 +117,19 @@ def _approximations(pool: Pool) -> str:
 
 
 def _groups(pool: Pool) -> str | None:
-    """Say how the layers of a model share blocks if they do not keep the same, and for how much KV there is room."""
-    engine = resolve(pool.engine_config, pool.timing)
-    if engine.layout is None:
+    """Say how the layers of a model share blocks if they do not keep the same, and, if it fits, for how much KV is room."""
+    layout = groups_of(pool.engine_config, pool.timing)
+    if layout is None:
         return None
-    groups, num_blocks = engine.layout.groups, engine.num_usable_blocks
+    width, sizes = max(len(group.layers) for group in layout.groups), _span(each.block_size for each in layout.groups)
+    groups = f"{layout.summary}, of up to {width} layers"
+    try:
+        engine = resolve(pool.engine_config, pool.timing)
+    except ValueError:  # it does not fit, which is said where that matters
+        return f"{groups}; blocks of {sizes} tokens"
     return (
-        f"{engine.layout.summary}, of up to {max(len(group.layers) for group in groups)} layers; "
-        f"{num_blocks:,} blocks of {_span(group.block_size for group in groups)} tokens: room for "
-        f"{engine.num_usable_tokens:,} tokens in sequences of {engine.config.max_model_len:,}"
+        f"{groups}; {engine.num_usable_blocks:,} blocks of {sizes} tokens: room for {engine.num_usable_tokens:,} tokens in "
+        f"sequences of {engine.config.max_model_len:,}"
     )
 
 

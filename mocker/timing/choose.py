@@ -56,8 +56,6 @@ class SimulatedEngine:
     """Host memory for KV, if any."""
     layout: KvLayout | None
     """The groups of the model's layers, if they do not all keep all tokens."""
-    is_one_table: bool
-    """Whether such layers are counted as if they kept all tokens, because KV is transferred."""
     noise: tuple[float, ...]
     """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
@@ -150,8 +148,7 @@ def resolve(
         Speculating(step_times, _drafting(engine, timing)) if acceptance else step_times,
         num_blocks,
         host=_host_memory(engine, timing),
-        layout=_groups(engine, timing),
-        is_one_table=_is_one_table(engine, timing),
+        layout=groups_of(engine, timing),
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
@@ -427,17 +424,17 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     return blocks
 
 
-def _groups(engine: EngineConfig, timing: TimingConfig) -> KvLayout | None:
+def groups_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout | None:
     """Return the groups of the model's layers, if it is known and they do not all keep all tokens."""
-    if timing.timing_name != "roofline":
+    if timing.timing_name != "roofline" or not isinstance(engine, EngineConfig):
         return None
     layout = _layout(engine, timing)
     return None if layout.is_plain else layout
 
 
-def _is_one_table(engine: EngineConfig, timing: TimingConfig) -> bool:
-    """Return whether groups are left out because KV is transferred."""
-    if timing.timing_name != "roofline" or not _transfers(engine):
+def is_one_table(engine: EngineSettings, timing: TimingConfig) -> bool:
+    """Return whether layers are counted as if all kept all tokens, because KV is transferred."""
+    if timing.timing_name != "roofline" or not (isinstance(engine, EngineConfig) and _transfers(engine)):
         return False
     return any(not layer.is_full for layer in layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype))
 
@@ -448,11 +445,11 @@ def _transfers(engine: EngineConfig) -> bool:
 
 def _layout(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
     """Return how the model's layers keep KV; vLLM transfers KV, to another engine or host memory, from one table only."""
-    state_block_size, is_one_table, drafter = None, False, None
+    state_block_size, transfers, drafter = None, False, None
     if isinstance(engine, EngineConfig):
         drafter = _drafter_shape(engine, timing)
-        state_block_size = None if engine.enable_prefix_caching else engine.max_model_len
-        is_one_table = _transfers(engine)
+        state_block_size = None if engine.enable_prefix_caching else engine.max_model_len or _context_length(timing)
+        transfers = _transfers(engine)
     return kv_cache(
         timing.shape,
         block_size=engine.block_size,
@@ -460,7 +457,7 @@ def _layout(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
         kv_dtype=timing.kv_dtype,
         state_block_size=state_block_size,
         drafter=drafter,
-        is_one_table=is_one_table,
+        is_one_table=transfers,
     ).layout
 
 
