@@ -28,7 +28,7 @@ from foundation.galloping import num_held
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
-from mocker.vllm.block_runs import UNHELD, BlockRun, BlockWatch
+from mocker.vllm.block_runs import UNHELD, BlockRun, BlockWatch, LeftBlocks
 from mocker.vllm.pool import Pool
 
 
@@ -45,6 +45,8 @@ class BlockPool(Pool):
         self._index: dict[Hashable, BlockRun] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
         self._copies: dict[Hashable, list[BlockRun]] = {}  # id -> other runs with blocks of that id, oldest first
         self._queue: OrderedDict[BlockRun, None] = OrderedDict()
+        self._watched: dict[Sequence, BlockWatch] = {}  # without prefix caching, of sequences that are about to leave
+        self._left: list[LeftBlocks] = []  # what is on top of the blank blocks, since a watch was among it
         self._runs: dict[Sequence, list[BlockRun]] = {}  # of those that hold any, first to last
 
     @property
@@ -107,6 +109,8 @@ class BlockPool(Pool):
         """Allocate blocks from the front of the free queue, and evict their content. The caller checks `num_free`."""
         blank = min(num_blocks, self._num_blank)
         self._num_blank -= blank
+        if self._left:
+            self._take_left(blank)
         remaining = num_blocks - blank
         while remaining:
             run = next(iter(self._queue))
@@ -120,6 +124,8 @@ class BlockPool(Pool):
     def give_back(self, num_blocks: int) -> None:
         """Free blocks that were allocated and never filled."""
         self._num_blank += num_blocks
+        if self._left:
+            self._left.append(LeftBlocks(None, num_blocks))
 
     def store(self, sequence: Sequence, num_full: int) -> None:
         """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled.
@@ -156,10 +162,16 @@ class BlockPool(Pool):
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
         self._num_blank += num_blocks - sequence.num_cached_blocks
+        watch = self._watched.pop(sequence, None) if self._watched else None
+        if watch is not None or self._left:
+            self._left.append(LeftBlocks(watch, num_blocks))
         sequence.num_blocks = sequence.num_cached_blocks = 0
 
     def watch(self, sequence: Sequence, watch: BlockWatch) -> None:
-        """Let a watch know when cached blocks that a sequence holds are reused, until it is off."""
+        """Let a watch know when blocks that a sequence holds, and leaves next, are reused, until it is off."""
+        if not self.enable_prefix_caching:
+            self._watched[sequence] = watch
+            return
         for run in self._runs.get(sequence, ()):
             run.watches = [*[other for other in run.watches if other.is_on], watch]
 
@@ -288,10 +300,25 @@ class BlockPool(Pool):
     def _report_taken(self, run: BlockRun, start: int) -> None:
         """Report to the watches of a run that its blocks from `start` on are reused."""
         for watch in run.watches:
-            if watch.is_on:
-                if not watch.taken:
-                    self.touched.append(watch)
-                watch.taken.append((start, run.stop))
+            self._report(watch, start, run.stop)
+
+    def _report(self, watch: BlockWatch, start: int, stop: int) -> None:
+        if watch.is_on:
+            if not watch.taken:
+                self.touched.append(watch)
+            watch.taken.append((start, stop))
+
+    def _take_left(self, num_blocks: int) -> None:
+        """Take blank blocks: those that were left last, from the tail; below them are blocks that nobody watches."""
+        while num_blocks and self._left:
+            left = self._left[-1]
+            count = min(num_blocks, left.num_blocks)
+            if left.watch is not None:
+                self._report(left.watch, left.num_blocks - count, left.num_blocks)
+            num_blocks -= count
+            left.num_blocks -= count
+            if not left.num_blocks:
+                self._left.pop()
 
     def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
         """Make the oldest remaining copies of blocks `start` to `stop` primary, replacing the evicted ones."""

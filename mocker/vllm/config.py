@@ -157,12 +157,6 @@ class EngineConfig(OffloadConfig):
         """Refuse values that no engine can run with."""
         self._take_apart()
         OffloadConfig.__post_init__(self)
-        if self.has_host_memory and not self.enable_prefix_caching:
-            name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
-            raise ValueError(
-                f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
-                "size of 0: prefix caching is what finds KV in host memory"
-            )
         self._check_speculation()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

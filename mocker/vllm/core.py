@@ -53,7 +53,7 @@ class VllmCore(Scheduler):
             is_counted=is_counted,
         )
         self.pool.has_listener = kv_events
-        self.offload.host.has_listener = kv_events
+        self.offload.host.has_listener = kv_events and config.enable_prefix_caching  # without it, vLLM has no events
 
     def publish(self) -> None:
         """See `Core`."""

@@ -33,7 +33,6 @@ class Memory:
         self.blocks: Blocks
         self._runs: BlockPool | None = None
         self._one_table: OneTable | None = None
-        assert host is None or config.enable_prefix_caching, "prefix caching is what finds KV in host memory"
         if groups is None:
             # vLLM's null block is one of them, and is never used.
             self._runs = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)

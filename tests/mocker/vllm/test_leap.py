@@ -139,7 +139,6 @@ def drive(
     is_counted=False,
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
-    host = host if config.enable_prefix_caching else None
     num_blocks = config.num_gpu_blocks * (1 if layout is None else len(layout.groups))
     core = VllmCore(config, num_blocks, host, layout, is_counted=is_counted)
     engine = Engine(config, core, resolve(config, timing).timing, host=host, kv_events=True, ordered_events=ordered)
