@@ -76,7 +76,7 @@ class GroupedCache:
         most = sequence.num_known // self.units.hashed * self.units.hashed
         found: list[list[int]] = [NO_BLOCKS] * len(self._kind_of)
         reported: dict[Kind, int] = {}
-        longest, length = 0, limit
+        longest, length, has_several = 0, limit, len(self._kind_of) > 1
         while True:
             before = length
             for kind in self._kinds:
@@ -84,7 +84,7 @@ class GroupedCache:
                     length = min(length, reported[kind])
                     continue
                 drops = kind.drops_last and reported.get(kind) != length
-                reach = min(length + kind.block_size, most) if drops else length
+                reach = min(length + kind.block_size, most) if drops and has_several else length
                 columns = kind.find(pool, chain, reach, drops=drops)
                 length = reported[kind] = len(columns[0]) * kind.block_size
                 longest = max(longest, length)

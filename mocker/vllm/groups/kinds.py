@@ -183,6 +183,8 @@ class Window(Kind):
         """See `Kind`: the blocks that a hit needs, before each place at which one may end."""
         interval = self._units.alignment if self._retention is None else self._retention
         later, places = int(self.drops_last), set[int]()
+        if self._retention is None and (self._run + later) * self.block_size >= interval:
+            return list(range(start, stop))
         ends = range(interval, (stop + self._run) * self.block_size + interval, interval) if interval else ()
         for end in (*ends, *(() if self._retention is None else map(self._round, marks))):
             last = end // self.block_size + later
