@@ -160,13 +160,16 @@ def with_groups(rng, config):
     layers += [LayerKv(4.0, window=rng.choice([0, rng.randint(2, 5 * size)]))] * rng.choice([0, 0, 1])
     layers = layers or [LayerKv(8.0, window=rng.randint(1, 5 * size))]
     has_drops = config.num_speculative_tokens and config.speculative_method not in ("ngram", "ngram_gpu")
-    if has_drops:
-        layers = [layer for layer in layers if not layer.is_chunked] or [LayerKv(8.0)]
-    layers += [LayerKv(0.0, state=4.0 * size)] * rng.choice([0, 0, 1])
+    if has_drops:  # several windows, or blocks of several sizes, differ from ours in places: docs/fidelity.md
+        layers = [LayerKv(8.0), LayerKv(8.0, window=rng.randint(1, 5 * size))][: rng.choice([1, 2, 2])]
+    else:
+        layers += [LayerKv(0.0, state=4.0 * size)] * rng.choice([0, 0, 1])
+    if len({layer.token for layer in layers if layer.token}) > 1:  # vLLM refuses chunks beside blocks of several sizes
+        layers = [layer for layer in layers if not layer.is_chunked]
     rng.shuffle(layers)
     longest = config.max_model_len or 4096
     layout = layout_of(layers, size, state_block_size=None if config.enable_prefix_caching else longest)
-    num_blocks = config.num_gpu_blocks * len(layout.groups) + rng.choice([2, 4, 8]) * len(layout.groups)
+    num_blocks = config.num_gpu_blocks * len(layout.groups) + (6 + rng.choice([0, 2, 6])) * len(layout.groups)
     has_others = any(not layer.is_full and not layer.is_chunked for layer in layers)
     interval = (
         rng.choice([0, 0, None, max(group.block_size for group in layout.groups) * rng.randint(1, 3)])

@@ -76,6 +76,7 @@ class GroupedCache:
         most = sequence.num_known // self.units.hashed * self.units.hashed
         found: list[list[int]] = [NO_BLOCKS] * len(self._kind_of)
         reported: dict[Kind, int] = {}
+        dropped: set[Kind] = set()  # kinds whose hit was shortened by a block for the drafter
         longest, length, has_several = 0, limit, len(self._kind_of) > 1
         while True:
             before = length
@@ -83,9 +84,13 @@ class GroupedCache:
                 if type(kind) is Kind and kind in reported:
                     length = min(length, reported[kind])
                     continue
-                drops = kind.drops_last and reported.get(kind) != length
+                drops = kind.drops_last and kind not in dropped
                 reach = min(length + kind.block_size, most) if drops and has_several else length
                 columns = kind.find(pool, chain, reach, drops=drops)
+                if drops:
+                    dropped.add(kind)
+                elif len(columns[0]) * kind.block_size < length:
+                    dropped.clear()  # a shorter hit lacks the block after it again
                 length = reported[kind] = len(columns[0]) * kind.block_size
                 longest = max(longest, length)
                 for group, blocks in zip(kind.groups, columns, strict=True):
@@ -188,7 +193,7 @@ class GroupedCache:
             return
         marks = self._marks(held)
         for group, kind in enumerate(self._kind_of):
-            reach = min(num_tokens, aligned + kind.block_size) if kind.drops_last else aligned
+            reach = min(num_tokens, aligned + kind.block_size) if kind.stores_next else aligned
             self._pass(held, group, kind, reach // kind.block_size, marks)
             self._store_end(held, group, kind, reach)
         if self._settings.counts_last_state_again:

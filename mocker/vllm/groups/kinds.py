@@ -46,6 +46,8 @@ class Kind:
         self.groups = groups
         self.block_size = block_size
         self.drops_last = drops_last
+        self.stores_next = drops_last
+        """Whether a block beyond those that a hit can have is cached, because a look-up asks for one more."""
         self.most_blocks = NO_LIMIT
         """More than these are never reserved for a sequence that is to be admitted."""
         self._units = units
@@ -266,11 +268,13 @@ class State(Kind):
         num_drafts: int,
         retention: int | None,
         drops_last: bool,
+        stores_next: bool,
     ) -> None:
         """Describe them; see `Kind` and `Window`."""
         super().__init__(groups, block_size, units)
         self.num_drafts = num_drafts
         self._retention = retention
+        self.stores_next = stores_next  # although no look-up of states asks for one more
         self._before_end = drops_last  # of any kind: prompts are hit a block earlier
         self.in_this_step: set[object] = set()
         """The names of those that a sequence computes in this step, so that no other can start from them yet."""

@@ -44,6 +44,7 @@ def _kind(settings: GroupSettings, units: Units, numbers: list[int]) -> Kind:
             num_drafts=settings.num_drafts,
             retention=settings.retention_interval,
             drops_last=settings.drops_last,
+            stores_next=drops,
         )
     if not layer.token:
         return WholeState(numbers, size, units, num_drafts=settings.num_drafts)
