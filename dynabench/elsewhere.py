@@ -13,9 +13,7 @@ from foundation.text import listed
 NOT_SIMULATED = {
     "trees of drafts are not simulated; use --num-speculative-tokens for a chain": """
         speculative-eagle-topk speculative-num-draft-tokens""",
-    "LoRA adapters are not simulated": """
-        enable-lora lora-modules lora-paths lora-dir lora-backend max-loras max-loras-per-batch max-cpu-loras max-lora-rank
-        lora-target-modules fully-sharded-loras""",
+    "simulated adapters are on all linear layers": "lora-target-modules fully-sharded-loras lora-backend",
     "multimodal models are not simulated; only text is": """
         limit-mm-per-prompt mm-processor-kwargs mm-encoder-tp-mode enable-multimodal image-width-mean image-height-mean
         image-batch-size audio-length-mean""",
@@ -39,6 +37,7 @@ ANSWERS = {
         spec-decode""",
     "use --speculative-method draft_model with --draft-model": "speculative-model speculative-draft-model-path",
     # The model and its GPUs.
+    "use --max-loras": "max-loras-per-batch",
     "use --model": "tokenizer-path hf-id model-id",
     "only the sizes in the model's config.json are read; use --model": """
         trust-remote-code load-format download-dir revision hf-overrides""",

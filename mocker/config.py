@@ -12,18 +12,22 @@ from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
+from mocker.vllm.config import OF_LORA as OF_LORA
 from mocker.vllm.config import OF_SPECULATION as OF_SPECULATION
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.versions import NEWEST as NEWEST
+from mocker.vllm.versions import EngineVersion as EngineVersion
+from mocker.vllm.versions import version_of as version_of
 
 EngineType = Literal["vllm", "sglang", "trtllm"]
 """Engines whose schedulers can be simulated."""
 
 SCHEDULERS: dict[EngineType, str] = {
-    "vllm": "vLLM 0.32's",
+    "vllm": "vLLM's",
     "sglang": "SGLang 0.5.23's",
     "trtllm": "TensorRT-LLM's (its Python scheduler of 2026)",
 }
-"""What each schedules as, for reports."""
+"""What each schedules as, for reports; vLLM's has a version beside."""
 
 OWN_NAMES: dict[EngineType, dict[str, str]] = {
     "sglang": {

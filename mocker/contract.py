@@ -124,6 +124,19 @@ class Remaining(NamedTuple):
     """Known now, prompt and answer together."""
 
 
+class AdapterMemory(NamedTuple):
+    """Room for adapters, and how long they take."""
+
+    max_loras: int
+    """Slots on the GPU."""
+    max_cpu_loras: int
+    """Adapters in host memory; those that have slots are there, too."""
+    load_s: float
+    """Time to copy one from host memory to a slot."""
+    read_s: float
+    """Time to read one from disk into host memory."""
+
+
 class HostChunks(NamedTuple):
     """The chunks in host memory."""
 

@@ -23,8 +23,9 @@ from array import array
 from typing import Final
 
 from mocker.accounts import Accounts
+from mocker.adapter_slots import AdapterSlots
 from mocker.batch import Batch
-from mocker.contract import Backlog, EngineSettings, HostUse, Pause, Remaining, View
+from mocker.contract import AdapterMemory, Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
 from mocker.gap_log import GapLog
 from mocker.prefix_cache_stats import PrefixCacheStats
@@ -51,6 +52,7 @@ class Engine:
         timing: TimingModel,
         *,
         host: HostMemory | None = None,
+        adapters: AdapterMemory | None = None,
         kv_events: bool = True,
         ordered_events: bool = True,
     ) -> None:
@@ -62,6 +64,8 @@ class Engine:
         self.host_memory = host
         """Its host memory, if it keeps KV there."""
         self._link = HostLink(host)
+        self.adapters = None if adapters is None else AdapterSlots(adapters)
+        """Its LoRA adapters, if loading them takes time."""
         self.ends_at_stores = kv_events
         """Whether a step ends when KV has arrived in host memory, because a caller takes that event at the end of a
         step. Callers that use `advance` see it without."""
@@ -294,6 +298,8 @@ class Engine:
         duration = 0.0
         if not batch.is_undisturbed:
             duration = self._times.mixed_s(batch) + self._lead_s
+            if self.adapters is not None:
+                duration += self.adapters.begin(batch)
             if self._has_host and self._link.awaited_s:
                 duration = self._link.overlapped(now, duration)
         if self._is_async:
@@ -367,6 +373,8 @@ class Engine:
         sampled, finished = core.update(batch, step.num_iterations)
         if accounts.ended_loads or accounts.released:
             finished = [*finished, *accounts.end_transfers()]
+        if self.adapters is not None and finished:
+            self.adapters.leave(finished)
         log.is_first_after_pause, log.has_sudden_end = False, has_aborts
         if sampled or finished:
             log.end_step(step.end, sampled, finished)

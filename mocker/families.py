@@ -2,7 +2,7 @@
 
 from typing import Any, TypeVar
 
-from mocker.contract import EngineSettings
+from mocker.contract import AdapterMemory, EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
 from mocker.counted_engine import CountedEngine
 from mocker.engine import Engine
@@ -46,6 +46,7 @@ def new_engine(
     host: HostMemory | None = None,
     layout: KvLayout | None = None,
     max_loras: int | None = None,
+    adapters: AdapterMemory | None = None,
     kv_events: bool = True,
     ordered_events: bool = True,
     acceptance: tuple[float, ...] = (),
@@ -61,6 +62,7 @@ def new_engine(
         host: its host memory, if it keeps KV there.
         layout: the groups of the model's layers, if they do not all keep the same.
         max_loras: how many adapters may run in one iteration (None: sequences have none).
+        adapters: where they are and how long it takes to move them (None: no time).
         kv_events: report KV events.
         ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
             one sequence after another.
@@ -78,4 +80,6 @@ def new_engine(
         core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
     else:
         core = CORES[type(config)](config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
-    return Engine(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)
+    return Engine(
+        config, core, timing, host=host, adapters=adapters, kv_events=kv_events, ordered_events=ordered_events
+    )

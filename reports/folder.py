@@ -30,7 +30,7 @@ from reports.figures import tiers
 from reports.figures.metrics import LABELS
 from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
-from reports.record.pools import DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.pools import AdapterUse, DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
 from reports.record.records import MAX_S, Floats, Record
 from reports.record.table import read_requests, write_requests
 from reports.summarize import summary_of
@@ -170,6 +170,7 @@ class RunFacts(msgspec.Struct):
     pools: tuple[PoolUse, ...] = ()
     links: tuple[LinkUse, ...] = ()
     tiers: tuple[TierUse, ...] = ()
+    adapters: tuple[AdapterUse, ...] = ()
     drafts: tuple[DraftUse, ...] = ()
     kv: tuple[KvOverTime, ...] = ()
     fleet: FleetUse | None = None
@@ -384,6 +385,7 @@ def run_facts(run: Record) -> Manifest:
         "pools": msgspec.to_builtins(run.pools),
         "links": msgspec.to_builtins(run.links),
         "tiers": msgspec.to_builtins(run.tiers),
+        "adapters": msgspec.to_builtins(run.adapters),
         "kv": msgspec.to_builtins(run.kv),
     } | ({"drafts": msgspec.to_builtins(run.drafts)} if run.drafts else {})
 

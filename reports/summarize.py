@@ -228,6 +228,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         pools=averaged([run.pools for run in repeats]) or UNSET,
         links=averaged([run.links for run in repeats]) or UNSET,
         tiers=averaged([run.tiers for run in repeats]) or UNSET,
+        adapters=averaged([run.adapters for run in repeats]) or UNSET,
         drafts=averaged([run.drafts for run in repeats]) or UNSET,
     )
     seconds = _all(repeats, "ttst")

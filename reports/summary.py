@@ -16,7 +16,7 @@ from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.figures.statistics import PairedDifference
 from reports.figures.tiers import Avoided, Hits, Saved
-from reports.record.pools import DraftUse, LinkUse, PoolUse, TierUse
+from reports.record.pools import AdapterUse, DraftUse, LinkUse, PoolUse, TierUse
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")
@@ -84,6 +84,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """Only if KV is transferred over links of a known capacity."""
     tiers: list[TierUse] | UnsetType = UNSET
     """Only if it has KV tiers beyond the GPUs."""
+    adapters: list[AdapterUse] | UnsetType = UNSET
+    """Only if requests asked for LoRA adapters."""
     drafts: list[DraftUse] | UnsetType = UNSET
     """Only if it speculates."""
     hits: Hits | UnsetType = UNSET

@@ -159,6 +159,22 @@ class RequestColumns(Sequence[Request]):
     def __repr__(self) -> str:
         return f"{type(self).__name__}.of({list(self[:3])}{', ...' * (len(self) > 3)})"
 
+    @property
+    def adapters(self) -> list[str]:
+        """The adapters that requests ask for, in order of appearance."""
+        return list(dict.fromkeys(filter(None, self.more.get("adapter", ()))))
+
+    @property
+    def kv_ids(self) -> Numbers:
+        """The ids by which requests share KV: those of the same prompt differ if the adapters do."""
+        if "adapter" not in self.more:
+            return self.ids
+        places = {name: place for place, name in enumerate(("", *self.adapters))}
+        ids, _ = numbered(self.ids)
+        asked: Numbers = np.repeat([places[name] for name in self.more["adapter"]], np.diff(self.starts))
+        found: Numbers = ids.astype(np.int64) * len(places) + asked
+        return found
+
     def lengths(self, number: int) -> tuple[int, int]:
         """Return the tokens of a request's prompt and of its answer."""
         return self.input_length.item(number), self.output_length.item(number)

@@ -51,11 +51,16 @@ def fit_workload(workload: Workload) -> Spec:
     """Measure a workload.
 
     Raises:
-        WorkloadError: it has too few requests.
+        WorkloadError: it has too few requests, or adapters.
     """
     if len(workload) < 20:
         raise WorkloadError(
             f"{workload.name}: {len(workload)} requests are too few to fit distributions; expected at least 20"
+        )
+    if workload.columns.adapters:
+        raise WorkloadError(
+            f"{workload.name}: requests ask for {len(workload.columns.adapters)} adapters, which a fit would lose; expected none "
+            "(`dynabench workload synth --adapters N` makes some)"
         )
     size = workload.block_size
     used: dict[int, int] = {}

@@ -41,6 +41,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     """How its answer reaches `output_length`: load generators force it; for users the model's EOS is the last token."""
     priority: int = 0
     """Which requests go first if the engine schedules by priority: those with the smallest, as in vLLM."""
+    adapter: str = ""
+    """The LoRA adapter that it asks for, by name; empty for the model itself. KV of one is of no use to another."""
     extra_body: dict[str, Any] | None = None
     """Further fields of its body, such as tools or temperature, which clients send together with `content`."""
 

@@ -90,6 +90,10 @@ class Row:
             raise self.fail(f"{name} must be a whole number, not {number:g}")
         return int(number)
 
+    def adapter(self, name: str = "adapter") -> str:
+        """Return the LoRA adapter that the request asks for; empty if the row has none."""
+        return "" if self.values.get(name) is None else self.text(name)
+
     def text(self, name: str, default: str | None = None) -> str:
         """Return a string; a number becomes its digits."""
         value = self.values.get(name, default)

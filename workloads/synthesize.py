@@ -74,6 +74,12 @@ class SynthConfig:
     priority_levels: Count = 1
     """Number of priorities; the requests of a session have the same one, drawn evenly (0 goes first, as in vLLM)."""
 
+    adapters: Whole = 0
+    """Number of LoRA adapters; the requests of a session ask for the same one (0: for none)."""
+
+    adapter_skew: NotNegative = 1.0
+    """How unequally popular adapters are: the n-th is asked for in proportion to 1/n^skew (0: all alike; 1: Zipf's law)."""
+
     block_size: Count = 512
     """Tokens per hash id."""
 
@@ -100,17 +106,27 @@ def _requests(config: SynthConfig) -> Iterator[Request]:
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(len(prefixes))))
     arrivals, lengths = random.Random(f"arrivals {config.seed}"), random.Random(f"lengths {config.seed}")
     choice, levels = random.Random(f"prefixes {config.seed}"), random.Random(f"priorities {config.seed}")
+    names, shares = _adapters(config)
+    asked = random.Random(f"adapters {config.seed}")
     coming: list[tuple[float, int, Request]] = []  # turns of sessions that have started
     turn, now = itertools.count(), 0.0
     for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
         prefix = choice.choices(prefixes, cum_weights=weights)[0]
         priority = levels.randrange(config.priority_levels)
-        for request in _session(config, now, prefix, priority, lengths, ids):
+        adapter = asked.choices(names, cum_weights=shares)[0] if names else ""
+        for request in _session(config, now, prefix, priority, adapter, lengths, ids):
             heapq.heappush(coming, (request.arrival_s, next(turn), request))
         now += gap / config.rate
         check_span("synth", now)
         while coming and coming[0][0] < now:
             yield heapq.heappop(coming)[2]
+
+
+def _adapters(config: SynthConfig) -> tuple[list[str], list[float]]:
+    """Return the names of adapters, and the sums of their popularity and that of those before them."""
+    places = range(config.adapters)
+    shares = itertools.accumulate((place + 1) ** -config.adapter_skew for place in places)
+    return [f"adapter-{place}" for place in places], list(shares)
 
 
 def _prefixes(config: SynthConfig, ids: Iterator[int]) -> list[tuple[int, ...]]:
@@ -136,6 +152,7 @@ def _session(
     start_s: float,
     prefix: tuple[int, ...],
     priority: int,
+    adapter: str,
     rng: random.Random,
     ids: Iterator[int],
 ) -> Iterator[Request]:
@@ -152,7 +169,7 @@ def _session(
         history += [next(ids) for _ in range(full - len(history))]
         # A partial last block gets its own id, because the next turn fills it with other content.
         tail = (next(ids),) if length % size else ()
-        yield Request(round(now, 6), length, output, (*history, *tail), priority=priority)
+        yield Request(round(now, 6), length, output, (*history, *tail), priority=priority, adapter=adapter)
         length += output
         now += rng.expovariate(1 / config.think_time_s) if config.think_time_s else 0.0
 

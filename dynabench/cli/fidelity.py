@@ -31,6 +31,7 @@ from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
+from mocker.config import EngineVersion
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
@@ -128,7 +129,7 @@ def validate(
         if config.fail_if:
             raise UserError("--fail-if applies to runs; a recording has only step times")
         with plain_errors():
-            return _validate_steps(config.real, timing)
+            return _validate_steps(config.real, timing, None if engine is None else engine.engine_version)
     with plain_errors():
         real = None
         if pool.engine != "mocker":
@@ -173,11 +174,11 @@ def _show(found: "Validation", console: Terminal) -> None:
     console.print(f"report: {found.folder / 'report.html'}", soft_wrap=True)
 
 
-def _validate_steps(path: Path, timing: TimingConfig) -> int:
+def _validate_steps(path: Path, timing: TimingConfig, version: EngineVersion | None) -> int:
     """Print how a recording's step times compare with simulated ones."""
     from dynabench.fidelity.families import step_times
 
-    times = step_times(path, timing)
+    times = step_times(path, timing, version)
     print(printable(str(path)) + ": steps, mean real, mean simulated (ms), error of their sum, median error of a step")
     for label, wanted in (("with prefill", True), ("decode only", False)):
         rows = [(real, simulated) for has_prefill, real, simulated in times if has_prefill == wanted]
@@ -230,7 +231,11 @@ def _waiting(num_requests: int) -> str:
 
 
 def verify(
-    recordings: list[Path], /, *, json_output: Annotated[bool, Parameter(name="--json", negative=())] = False
+    recordings: list[Path],
+    /,
+    *,
+    engine_version: EngineVersion | None = None,
+    json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Replay recordings of a real scheduler (vLLM, SGLang, TensorRT-LLM) through the mocker and compare step by step.
 
@@ -238,6 +243,7 @@ def verify(
 
     Args:
         recordings: Recording files, as `dynabench record` writes them.
+        engine_version: Version of vLLM whose rules apply (default: of the one that a recording names).
         json_output: Print one JSON object per file.
     """
     from dynabench.fidelity import families
@@ -246,7 +252,7 @@ def verify(
     failed = 0
     for path in recordings:
         try:
-            verdict = families.verify(path)
+            verdict = families.verify(path, engine_version)
         except RecordingError as error:
             failed += 1
             _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)

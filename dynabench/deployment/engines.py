@@ -11,9 +11,9 @@ import numpy.typing as npt
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker import TrtllmConfig
-from mocker.config import flag_of, own_name, refuse_idle_hicache, refuse_idle_speculation
+from mocker.config import OF_LORA, flag_of, own_name, refuse_idle_hicache, refuse_idle_speculation
 from mocker.contract import EngineSettings
-from mocker.tiers.config import refuse_idle_tiers
+from mocker.tiers.config import refuse_idle, refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
 from serving.model.context import refusal
@@ -135,6 +135,8 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     )
     engines = [pool.mocker for deployment in deployments for pool in deployment.pools]
     refuse_idle_tiers(engines, has_store=has_store)
+    if not any(engine.enable_lora for engine in engines):
+        refuse_idle(engines, OF_LORA, "there are no adapters; expected enable_lora with it")
     refuse_idle_speculation(engines)
     refuse_idle_hicache([pool.sglang for deployment in deployments for pool in deployment.pools])
 
@@ -236,7 +238,7 @@ def beyond_context(workload: Workload, pool: Pool) -> str:
 
 
 def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long: bool = False) -> None:
-    """Refuse a workload with a request that is too long for the engine.
+    """Refuse a workload with a request that is too long for the engine, or with adapters if it serves none.
 
     Args:
         workload: the requests.
@@ -246,6 +248,11 @@ def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long:
     Raises:
         WorkloadError: there is such a request; the message names the first, and a remedy.
     """
+    if engine.adapters is None and (names := workload.columns.adapters):
+        raise WorkloadError(
+            f"{workload.name}: requests ask for adapters, the first for {names[0]!r}, and enable_lora is false; expected "
+            "--enable-lora with vLLM's scheduler, or requests without"
+        )
     if fail_on_too_long:
         _check_limits(workload, longest_in(engine), engine)
     _check_room(workload, engine)

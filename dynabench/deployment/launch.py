@@ -1,6 +1,6 @@
 """The command lines that start the engines of a pool: those of the engine whose scheduler, or at least step times, it has.
 
-Flags are vLLM 0.32's, SGLang 0.5.23's (`python -m sglang.launch_server`) and those of TensorRT-LLM 1.x (`trtllm-serve`).
+Flags are vLLM 0.32's and 0.33's, SGLang 0.5.23's (`python -m sglang.launch_server`) and those of TensorRT-LLM 1.x (`trtllm-serve`).
 What a setting of ours has no flag for is named beside the command.
 """
 
@@ -31,13 +31,13 @@ VLLM = {"num_gpu_blocks": "num_gpu_blocks_override", "dp_size": "data_parallel_s
 SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
 """Settings that are printed even at their defaults, because vLLM's defaults may differ."""
 ELSEWHERE_SAID = (
-    *("kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__),
+    *("engine_version", "kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__),
     *("num_speculative_tokens", *OF_SPECULATION),
 )
 """Settings that are entries of `kv_transfer_config` or `speculative_config`, or have no flag."""
 DRAFTING_HEAD = "DRAFTING_HEAD"
 """A placeholder for the weights of an EAGLE head."""
-OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
+OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only", "sync_load_budget_bytes")
 DISK_FOLDER = "KV_FOLDER"
 """A placeholder for a folder on the disk."""
 SGLANG_SAID = ("chunked_prefill_size", "max_running_requests", "page_size", "mem_fraction_static")

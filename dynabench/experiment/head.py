@@ -9,9 +9,9 @@ from dynabench.experiment.model_error import model_error
 from dynabench.experiment.speculation import speculation_of
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
-from mocker.config import SCHEDULERS
+from mocker.config import NEWEST, SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
-from mocker.timing.choose import groups_of, is_one_table, resolve
+from mocker.timing.choose import groups_of, is_one_table, resolve, version_in
 from mocker.timing.config import TimingConfig
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
@@ -145,9 +145,15 @@ def _longer_context(pool: Pool) -> str | None:
 
 
 def _schedulers(pools: Sequence[Pool]) -> str:
-    """Name the simulated schedulers, unless all are vLLM's."""
-    types = [pool.engine_type for pool in pools if pool.engine == "mocker"]
-    return _each(map(SCHEDULERS.__getitem__, types)) if set(types) - {"vllm"} else ""
+    """Name the simulated schedulers, unless all are the newest of vLLM's."""
+    names = [_scheduler(pool) for pool in pools if pool.engine == "mocker"]
+    return _each(names) if set(names) - {f"vLLM {NEWEST}'s"} else ""
+
+
+def _scheduler(pool: Pool) -> str:
+    if pool.engine_type != "vllm":
+        return SCHEDULERS[pool.engine_type]
+    return f"vLLM {version_in(pool.mocker, pool.timing)}'s"
 
 
 def _rooms(pools: Sequence[Pool]) -> str:

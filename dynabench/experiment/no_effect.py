@@ -38,6 +38,10 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
             f"{BY_PRIORITY[by_priority[0]]} orders requests by arrival, as fcfs does, because all have the same priority "
             "(`dynabench workload synth --priority-levels 2` makes some with two)"
         )
+    if not workload.columns.adapters and any(pool.mocker.enable_lora for pool in simulated):
+        yield (
+            "enable_lora, because no request asks for an adapter (`dynabench workload synth --adapters 8` makes such requests)"
+        )
     idle = {name: pool.engine_type for pool in simulated for name in pool.simulated.idle}
     for name, kind in idle.items():
         yield f"{name}, where engine_type is {kind}"

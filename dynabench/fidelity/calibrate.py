@@ -34,6 +34,7 @@ from mocker.timing.calibrated import StepCosts
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
+from mocker.vllm.versions import NEWEST
 from serving.engines.mock.costs import step_costs_of
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from workloads import Request, Workload
@@ -286,7 +287,8 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
 def router_flags(found: dict[str, Any], out: Path) -> str:
     """Return the costs of the engine's steps as flags of a router."""
     names = ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks")
-    engine = EngineConfig(**{name: found["engine"][name] for name in names if found["engine"].get(name)})
+    settings = {name: found["engine"][name] for name in names if found["engine"].get(name)}
+    engine = EngineConfig(**settings, engine_version=NEWEST)  # costs of steps do not depend on it
     return step_costs_of(resolve(engine, TimingConfig(timing_file=str(out)))).flags
 
 

@@ -11,6 +11,7 @@ from dynabench.fidelity.trtllm import recordings as trtllm_recordings
 from dynabench.fidelity.trtllm import replay as trtllm_replay
 from dynabench.fidelity.vllm import recordings, replay
 from mocker.timing.config import TimingConfig
+from mocker.vllm.versions import EngineVersion
 
 StepTimes = list[tuple[bool, float, float]]
 """For each timed step: whether it had prefill, its recorded time, and its simulated time (s)."""
@@ -22,11 +23,11 @@ class Family(NamedTuple):
     title: str
     is_from: Callable[[Json], bool]
     """Whether a recording is from this engine, by what its first line says of it."""
-    verify: Callable[[Path], Verdict]
-    step_times: Callable[[Path, TimingConfig], StepTimes]
+    verify: Callable[[Path, EngineVersion | None], Verdict]
+    step_times: Callable[[Path, TimingConfig, EngineVersion | None], StepTimes]
 
 
-def refuse_times(path: Path, _: TimingConfig) -> StepTimes:
+def refuse_times(path: Path, *_: object) -> StepTimes:
     """Refuse a recording whose steps are never timed.
 
     Raises:
@@ -39,31 +40,31 @@ FAMILIES = {
     "vllm": Family(
         "vLLM",
         lambda head: "vllm_version" in head or "vllm" in head,  # a compact recording, or a trace of calls
-        lambda path: replay.verify(recordings.read(path)),
-        lambda path, timing: replay.step_times(recordings.read(path), timing),
+        lambda path, version: replay.verify(recordings.read(path, version)),
+        lambda path, timing, version: replay.step_times(recordings.read(path, version), timing),
     ),
     "sglang": Family(
         "SGLang",
         lambda head: isinstance(head.get("resolved"), dict) and "sglang" in head["resolved"],
-        lambda path: sglang_replay.verify(sglang_recordings.read(path)),
+        lambda path, _: sglang_replay.verify(sglang_recordings.read(path)),
         refuse_times,
     ),
     "trtllm": Family(
         "TensorRT-LLM",
         lambda head: "policy" in head and "max_num_tokens" in head,  # they name no version
-        lambda path: trtllm_replay.verify(trtllm_recordings.read(path)),
-        trtllm_replay.step_times,
+        lambda path, _: trtllm_replay.verify(trtllm_recordings.read(path)),
+        lambda path, timing, _: trtllm_replay.step_times(path, timing),
     ),
 }
 
 
-def verify(path: Path) -> Verdict:
-    """Replay a recording step by step and stop at the first difference.
+def verify(path: Path, version: EngineVersion | None = None) -> Verdict:
+    """Replay a recording step by step and stop at the first difference; `version` is as in `step_times`.
 
     Raises:
         RecordingError: it cannot be read or replayed, or its engine is unknown.
     """
-    return _family_of(path).verify(path)
+    return _family_of(path, version).verify(path, version)
 
 
 def record(engine: Literal["vllm", "sglang"], scenario: Path, out: Path) -> Recorded:
@@ -81,20 +82,29 @@ def record(engine: Literal["vllm", "sglang"], scenario: Path, out: Path) -> Reco
     return recorder.record(scenario, out)
 
 
-def step_times(path: Path, timing: TimingConfig) -> StepTimes:
+def step_times(path: Path, timing: TimingConfig, version: EngineVersion | None = None) -> StepTimes:
     """Replay a recording with another engine's step times.
+
+    Args:
+        path: the recording.
+        timing: the step times.
+        version: of vLLM, whose rules apply (None: of the one that the recording names).
 
     Raises:
         RecordingError: it cannot be read or replayed, its engine is unknown, or no step was timed.
     """
-    return _family_of(path).step_times(path, timing)
+    return _family_of(path, version).step_times(path, timing, version)
 
 
-def _family_of(path: Path) -> Family:
-    """Find the family from whose engine a recording is."""
+def _family_of(path: Path, version: EngineVersion | None) -> Family:
+    """Find the family from whose engine a recording is; a version can be chosen only for vLLM's."""
     head = head_of(path)
     for family in FAMILIES.values():
         if family.is_from(head):
+            if version is not None and family is not FAMILIES["vllm"]:
+                raise RecordingError(
+                    f"{path}: engine_version is {version}; expected none with a recording of {family.title}"
+                )
             return family
     named = next(
         (key.removesuffix("_version") for key in head if key.endswith("_version")), "an engine that it does not name"

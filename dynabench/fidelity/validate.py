@@ -25,6 +25,7 @@ from dynabench.fidelity.step_log import LOG, RECORDER, EngineStepLog, read_step_
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
+from mocker.config import NEWEST, EngineVersion, version_of
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
 from reports import fidelity, folder
@@ -159,11 +160,22 @@ def as_calibrated(settings: Settings) -> Settings:
     return like(settings, reported | {name: value for name, value in chosen.items() if value is not None})
 
 
+def _version(release: str) -> EngineVersion:
+    try:
+        return version_of(release)
+    except ValueError as error:
+        raise UserError(
+            f"the real engine is {error}; choose one with --engine-version (the nearest is {NEWEST}), and its rules are assumed"
+        ) from error
+
+
 def like(settings: Settings, reported: dict[str, Any]) -> Settings:
     """Give simulated engines the settings that a real engine reported."""
     (pool,) = settings.deployment.pools
     if "policy" in reported:
         reported = reported | {"scheduling_policy": reported["policy"]}
+    if "version" in reported and pool.engine_type == "vllm" and pool.mocker.engine_version is None:
+        reported = reported | {"engine_version": _version(reported["version"])}
     names = {field.name for part in (pool.mocker, pool.timing) for field in fields(part)} - {"model"}
     dials, times = divide({name: value for name, value in reported.items() if name in names and value is not None})
     return _with_pool(

@@ -89,7 +89,7 @@ class Bodies:
         limit = request.limit_field if request.limit_field in fields else "max_tokens"
         body: dict[str, Any] = {
             **fields,
-            "model": target.model,
+            "model": request.adapter or target.model,
             limit: request.max_tokens(target.context),
             "stream": True,
             "stream_options": {"include_usage": True},

@@ -28,6 +28,7 @@ from dynabench.live.validity import spoilt
 from dynabench.live.view import LiveView
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.planner.programs import check_planner
+from reports.figures.adapters import adapters_asked
 from reports.record.pools import KvOverTime, PoolUse
 from reports.record.records import Record
 from serving.model.card import Role
@@ -66,7 +67,7 @@ def measure(
     client = run.settings.client
     assert client is not None
     if client.url is None:
-        run = _on_this_host(run)
+        run = _serving_adapters(_on_this_host(run), workload)
         if not _runs_model(run.deployment):
             for engine in set(engines_of(run.deployment)):
                 check_fits(workload, engine, fail_on_too_long=run.settings.load.fail_on_too_long)
@@ -134,6 +135,7 @@ def _record(
         facts=dict(sent.facts),
         is_live=True,
         pools=_pools(run.deployment) if client.url is None else (),
+        adapters=adapters_asked(sent.requests),
     )
 
 
@@ -274,6 +276,30 @@ def tokens_of_model(pool: Pool) -> range:
         return tokens_of(vocab_size(pool.model))
     except ModelError as error:
         raise StackError(str(error)) from error
+
+
+def _serving_adapters(run: Run, workload: Workload) -> Run:
+    """Let simulated engines that may serve adapters serve those that the workload's requests name, unless some are given.
+
+    Raises:
+        WorkloadError: real engines would have to serve them.
+    """
+    names = workload.columns.adapters
+    if not names:
+        return run
+    pools = []
+    for pool in run.deployment.pools:
+        if pool.engine != "mocker":
+            raise WorkloadError(
+                f"{workload.name}: requests ask for adapters, the first for {names[0]!r}, and workers with engine {pool.engine} "
+                "serve none; expected --url with a server that does, or engine mocker"
+            )
+        mocker = pool.mocker
+        if mocker.enable_lora and not mocker.lora_modules:
+            mocker = replace(mocker, lora_modules=",".join(names))
+        pools.append(replace(pool, mocker=mocker))
+    deployment = replace(run.deployment, pools=tuple(pools))
+    return replace(run, arm=replace(run.arm, settings=replace(run.settings, deployment=deployment)))
 
 
 def _check_fits(workload: Workload, target: MeasuredServer) -> None:

@@ -69,6 +69,7 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
         planned_isl=planned,
         planned_osl=columns.output_length,
         priority=np.array(columns.values("priority"), np.int32),
+        adapter=np.array(columns.values("adapter"), object),
         endless_tokens=np.rint(reuse_of(workload).endless_hits() * (isl / planned))  # in the server's tokens
         if workload.knows_prefixes
         else None,

@@ -173,6 +173,7 @@ class Cluster:
             num_ranks=simulated.num_ranks,
             host=simulated.host,
             layout=simulated.layout,
+            adapters=simulated.adapters,
             kv_events=routing.router.wants_events,
             ordered_events=False,
             acceptance=simulated.acceptance,

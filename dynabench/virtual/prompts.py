@@ -36,7 +36,10 @@ class Prompts:
         self._context = context_of(present)
         self.columns = workload.columns
         self._grouping = Grouping(
-            workload.block_size, self.block_size, own_name(pools[0].engine.settings, "block_size")
+            workload.block_size,
+            self.block_size,
+            own_name(pools[0].engine.settings, "block_size"),
+            workload.columns.adapters,
         )
 
     def refusal(self, number: int) -> str | None:
@@ -50,7 +53,7 @@ class Prompts:
         chain = self._grouping.chain(request)
         blocks = PromptBlocks(chain.ids, chain.num_named, chain.blocks_per_id)
         num_tokens = request.input_length if flight.generated is None else request.input_length + flight.num_generated
-        return Prepared(Prompt(num_tokens, blocks, request.session or None), chain, request)
+        return Prepared(Prompt(num_tokens, blocks, request.session or None, request.adapter), chain, request)
 
     def to_decode(self, flight: Flight, prepared: Prepared, now: float) -> EngineSequence:
         """Return a request's sequence for the rank that answers it; one that ends by EOS has a limit beyond that."""
@@ -63,6 +66,7 @@ class Prompts:
             stop_after=request.output_length - num_generated if request.ends == "stop" else None,
             chain=prepared.chain,
             priority=request.priority,
+            adapter=request.adapter,
             arrival=now,
         )
         if generated is not None:  # its first token came earlier, and it has waited since the last one
@@ -78,5 +82,6 @@ class Prompts:
             is_remote_decode=True,
             chain=prepared.chain,
             priority=prepared.request.priority,
+            adapter=prepared.request.adapter,
             arrival=now,
         )

@@ -17,7 +17,7 @@ from dynabench.interrupt import noted
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
-from dynabench.virtual.use import draft_use, fleet_use, kv_use, link_use, pool_use, tier_use
+from dynabench.virtual.use import adapter_use, draft_use, fleet_use, kv_use, link_use, pool_use, tier_use
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.figures.gap_bins import GAP_ERROR
@@ -146,6 +146,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
         pools=pool_use(cluster),
         links=link_use(cluster),
         tiers=tier_use(cluster, requests),
+        adapters=adapter_use(cluster, requests),
         drafts=draft_use(cluster),
         kv=kv_use(cluster),
         fleet=fleet,
@@ -251,6 +252,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
         planned_isl=columns.input_length,
         planned_osl=columns.output_length,
         priority=np.array(columns.values("priority"), np.int32),
+        adapter=np.array(columns.values("adapter"), object),
         first_chunk_tokens=np.ones(num_arrived, np.int32),
         endless_tokens=_endless_tokens(cluster, workload),
         is_measured=load.are_measured(intended_s[rows]),

@@ -20,8 +20,9 @@ from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.drafting import Speculating
+from reports.figures.adapters import adapters_asked
 from reports.record.fleet import FleetUse, PoolFleet
-from reports.record.pools import DraftUse, Gain, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
+from reports.record.pools import AdapterUse, DraftUse, Gain, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Requests
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -138,6 +139,17 @@ def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:
     if (store := next(shared, None)) is not None:
         found.append(_storage(cluster, "all", [store]))
     return tuple(_with_hits(found, cluster, requests)) if found else ()
+
+
+def adapter_use(cluster: Cluster, requests: Requests) -> tuple[AdapterUse, ...]:
+    """Return the adapters that requests asked for, and how often the engines loaded each."""
+    slots = [rank.engine.adapters for rank in cluster.ranks if rank.engine.adapters is not None]
+    found = []
+    for use in adapters_asked(requests):
+        counts = [each.counts[use.adapter] for each in slots if use.adapter in each.counts]
+        loads, reads = sum(count.loads for count in counts), sum(count.reads for count in counts)
+        found.append(structs.replace(use, loads=loads, reads=reads, stall_s=sum(count.stall_s for count in counts)))
+    return tuple(found)
 
 
 def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) -> Iterator[TierUse]:

@@ -91,6 +91,16 @@ class ModelShape:
         chosen = sum([f.experts_per_token * f.expert_parameters * count for f, count in self.feed_forwards])
         return self.num_parameters - self.num_expert_parameters + chosen
 
+    def num_adapter_parameters(self, rank: int) -> int:
+        """Count those of a LoRA adapter of a rank on all linear layers, without routed experts.
+
+        A matrix of d_in inputs and d_out outputs gets two more, of rank * d_in and rank * d_out weights.
+        """
+        mixers = [(matrix, count) for mixer, count in self.mixers for matrix in mixer.matrices]
+        networks = [(matrix, count) for network, count in self.feed_forwards for matrix in network.matrices]
+        sides = sum([n * sum([m.inputs.size + side.size for side in m.outputs]) for m, n in (*mixers, *networks)])
+        return rank * sides
+
     @property
     def weights(self) -> str:
         """The type in which most weights of the layers are stored."""

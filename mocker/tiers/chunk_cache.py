@@ -8,7 +8,7 @@ from c * blocks_per_chunk on. Chunks that were stored together are treated alike
                                                                   +-- an offer needs the room --> absent
 
 A disk or a store accepts a chunk at once, so it is never being written there.
-Semantics: CPUOffloadingManager of vLLM 0.32.
+Semantics: CPUOffloadingManager of vLLM 0.32 and 0.33.
 """
 
 from collections import OrderedDict
@@ -28,14 +28,16 @@ MAX_COUNTED = 64_000
 class Uses:
     """A request's use of the chunks of its chain, a byte of 0 or 1 for each."""
 
-    __slots__ = ("found", "inserted", "missed", "seen")
+    __slots__ = ("drawn", "found", "inserted", "missed", "seen")
 
     def __init__(self) -> None:
+        self.drawn = -1
+        """The rank of its first chunk, if such ranks are drawn by request; -1 until it uses a chunk."""
         self.seen = bytearray()
         """Chunks that it stored or wanted to store, and those it found: they become the most recent when it ends."""
         self.inserted = bytearray()
         self.found = bytearray()
-        """Chunks that it found and had not stored itself."""
+        """Chunks that it found and had not stored itself; with ranks by request, all that it has used."""
         self.missed = bytearray()
 
     def grow(self, num_chunks: int) -> None:
@@ -56,6 +58,7 @@ class ChunkCache:
         blocks_per_chunk: int,
         eviction_policy: str,
         store_threshold: int,
+        ranks_by_request: bool = False,
         medium: Medium = "CPU",
     ) -> None:
         """Create an empty tier.
@@ -65,6 +68,7 @@ class ChunkCache:
             blocks_per_chunk: GPU blocks in a chunk.
             eviction_policy: `lru` or `arc`.
             store_threshold: number of the offer at which a chunk is stored (below 2: the first).
+            ranks_by_request: with `lru`, the last chunk that a request uses goes first from the start: see `eviction.py`.
             medium: its name in events.
         """
         self.num_chunks = num_chunks
@@ -86,6 +90,7 @@ class ChunkCache:
             self._arc = Arc(num_chunks, self.name)
         else:
             self._lru = Lru()
+        self._ranks_by_request = ranks_by_request and self._lru is not None
         self._threshold = store_threshold
         self._num_offers: OrderedDict[Hashable, int] = OrderedDict()
 
@@ -116,18 +121,23 @@ class ChunkCache:
             segment is not None and segment.num_loads > 0 for segment, _, _ in self._index.pieces(chain, start, stop)
         )
 
-    def pin(self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None) -> None:
-        """Keep ready chunks until `unpin`, for a request that found them or for another tier."""
+    def pin(
+        self, chain: BlockChain, start: int, stop: int, uses: Uses | None = None, *, delays_others: bool = True
+    ) -> None:
+        """Keep ready chunks until `unpin`, for a request that found them or for another tier.
+
+        Other requests must wait for the load of a request if it `delays_others`.
+        """
         for segment in self._isolate(chain, start, stop):
             if not segment.num_readers:
                 self.num_evictable -= segment.num_chunks
             segment.num_readers += 1
-            segment.num_loads += uses is not None
+            segment.num_loads += uses is not None and delays_others
         if uses is not None:
-            self._note_found(uses, start, stop)
+            self._note_found(chain, uses, start, stop)
 
     def unpin(self, chain: BlockChain, start: int, stop: int, *, is_load: bool = True) -> None:
-        """Release chunks that were pinned for a request or for another tier."""
+        """Release chunks that were pinned for a load that delays others, or for another tier or load."""
         for segment in self._isolate(chain, start, stop):
             segment.num_readers -= 1
             segment.num_loads -= is_load
@@ -165,7 +175,7 @@ class ChunkCache:
         for first, last in missing:
             uses.seen[first:last] = b"\1" * (last - first)
         for first, last in present:
-            self._note_found(uses, first, last)
+            self._note_found(chain, uses, first, last)
         num_lacking = sum([last - first for first, last in missing]) - (self.num_chunks - self.num_used)
         if head is not None:
             present += [
@@ -177,7 +187,11 @@ class ChunkCache:
         for first, last in missing:
             segment = Segment(chain, first, last)
             self._index.enter(segment, chain, first, last)
-            self._policy.insert(segment)
+            if self._lru is not None and self._ranks_by_request:
+                self._lru.insert_at(segment, self._drawn(self._lru, uses))
+                uses.found[first:last] = b"\1" * (last - first)
+            else:
+                self._policy.insert(segment)
             self.num_used += last - first
             if self._arc is not None:
                 uses.inserted[first:last] = b"\1" * (last - first)
@@ -223,12 +237,28 @@ class ChunkCache:
         assert policy is not None
         return policy
 
-    def _note_found(self, uses: Uses, start: int, stop: int) -> None:
+    def _note_found(self, chain: BlockChain, uses: Uses, start: int, stop: int) -> None:
         uses.grow(stop)
         uses.seen[start:stop] = b"\1" * (stop - start)
+        if self._lru is not None and self._ranks_by_request:
+            self._raise(self._lru, chain, uses, start, stop)
         if self._arc is not None:
             for chunk in range(start, stop):
                 uses.found[chunk] |= not uses.inserted[chunk]
+
+    def _raise(self, lru: Lru, chain: BlockChain, uses: Uses, start: int, stop: int) -> None:
+        """Give those of the chunks that a request uses for the first time the ranks that it has drawn."""
+        while (first := uses.found.find(0, start, stop)) >= 0:
+            last = uses.found.find(1, first, stop)
+            start = stop if last < 0 else last
+            for segment in self._isolate(chain, first, start):
+                lru.raise_to(segment, self._drawn(lru, uses))
+            uses.found[first:start] = b"\1" * (start - first)
+
+    def _drawn(self, lru: Lru, uses: Uses) -> int:
+        if uses.drawn < 0:
+            uses.drawn = lru.draw()
+        return uses.drawn
 
     def _offered_often(self, chain: BlockChain, start: int, stop: int, missing: list[Range]) -> list[Range]:
         """Count an offer, and return the missing chunks that have been offered often enough to be stored."""

@@ -43,6 +43,10 @@ class OffloadConfig:
     offload_prompt_only: bool = True
     """Keep only the KV of prompts in host memory, not the KV of answers."""
 
+    sync_load_budget_bytes: Whole = 0
+    """Most bytes that a step loads from host memory before it computes; a request whose KV fits in that starts at once, and
+    others wait for theirs while steps go on (0: all wait)."""
+
     host_bandwidth_gb_s: Positive = 32.0
     """Bandwidth between each GPU and host memory, in each direction (GB/s)."""
 
@@ -113,6 +117,7 @@ OF_HOST_MEMORY = (
     "eviction_policy",
     "store_threshold",
     "offload_prompt_only",
+    "sync_load_budget_bytes",
     "host_bandwidth_gb_s",
     "host_latency_us",
 )
@@ -180,6 +185,8 @@ class HostMemory:
     eviction_policy: Policy = "lru"
     store_threshold: Whole = 0
     offload_prompt_only: bool = True
+    load_tokens_within_step: Whole = 0
+    """Most tokens that a step loads before it computes."""
     chunk_bytes: float = 0.0
     bandwidth: float = math.inf
     """Bytes/s each way."""

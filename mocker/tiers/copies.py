@@ -9,28 +9,30 @@ from mocker.tiers.ranges import Range, count
 class Copy:
     """Chunks on their way between the GPU and the host."""
 
-    __slots__ = ("is_store", "num_chunks", "number")
+    __slots__ = ("is_store", "is_within_step", "num_chunks", "number")
 
     def __init__(self, number: int, num_chunks: int, *, is_store: bool) -> None:
         self.number = number
         self.num_chunks = num_chunks
         self.is_store = is_store
+        self.is_within_step = False  # a load that must end before the step computes with which it starts
 
 
 class SequenceCopy(Copy):
     """Chunks of a sequence on their way."""
 
-    __slots__ = ("num_local", "ranges", "sequence")
+    __slots__ = ("num_local", "num_tokens", "ranges", "sequence")
 
     def __init__(self, number: int, sequence: Sequence, ranges: list[Range], *, is_store: bool) -> None:
         super().__init__(number, count(ranges), is_store=is_store)
         self.num_local = 0  # tokens that were on the GPU before a load
+        self.num_tokens = 0  # that a load brings
         self.sequence = sequence
         self.ranges = ranges
 
 
 class Work:
-    """The copies of a step. It waits for flushed ones before it computes."""
+    """The copies of a step. It waits for flushed ones, and for loads within it, before it computes."""
 
     __slots__ = ("flushed", "loads", "ready", "stores")
 

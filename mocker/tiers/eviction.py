@@ -4,15 +4,26 @@ Recency is a rank: the lowest goes first. The ranks of a segment's chunks are co
 the order in which chunks were stored, or, once a request that used them has ended, from its tail, so that the start of
 a prompt stays longest. A segment keeps its ranks while it is written or read; otherwise it is in the heap.
 
-Semantics: LRUCachePolicy and ARCCachePolicy of vLLM 0.32.
+vLLM 0.33's LRU lets the tail go first from the start: a request draws a range of ranks when it first uses a chunk, and each
+chunk that it stores or finds has its place in that range, the first chunk the highest.
+
+    drawn by request 1       |  ... 2 1 0 |            chunks of any number of offers
+    drawn by request 2                     |  ... 2 1 0 |
+    request 1 has ended                                  | tail ... head |     what it used is the most recent
+
+Semantics: LRUCachePolicy and ARCCachePolicy of vLLM 0.32 and 0.33.
 """
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from mocker.chain import BlockChain
 from mocker.tiers.segments import Segment
+
+MAX_CHUNKS: Final = 1 << 24
+"""More chunks are in no request: the ranks in a range that one draws."""
 
 
 class Heap:
@@ -67,6 +78,23 @@ class Lru:
     def insert(self, segment: Segment) -> None:
         """Add chunks that are about to be written."""
         self._renew(segment, is_tail_first=False)
+
+    def draw(self) -> int:
+        """Return the rank of the first chunk of a request that begins to use chunks; those of the others are below it."""
+        self._next_rank += MAX_CHUNKS
+        return self._next_rank - 1
+
+    def insert_at(self, segment: Segment, drawn: int) -> None:
+        """Add chunks that are about to be written, at their places in the range that their request has drawn."""
+        segment.rank, segment.is_tail_first = drawn - segment.stop + 1, True
+
+    def raise_to(self, segment: Segment, drawn: int) -> None:
+        """Give chunks their places in the range that a request has drawn, unless they are more recent."""
+        rank = drawn - segment.stop + 1
+        if rank > segment.rank:
+            segment.rank = rank
+            if segment.is_evictable:
+                self._heap.push(segment)
 
     def free(self, segment: Segment) -> None:
         """Allow the eviction of a segment from now on, or again."""

@@ -3,10 +3,11 @@
 In each direction, copies run one after the other, in the order of their start, at full bandwidth; the two directions do
 not slow each other down. So the end of a copy is known as soon as it starts.
 
-    step i is closed with work      its loads start with it; copies that it flushes must end before it computes
+    step i is closed with work      its loads start with it; copies that it flushes, and loads within it, must end before
+                                    it computes
     step i + 1 starts               the stores of step i start: the KV that they copy is computed by then
 
-Semantics: the worker's side of vLLM 0.32's OffloadingConnector. With SGLang's HiCache, the KV of a store is computed when
+Semantics: the worker's side of vLLM 0.32's and 0.33's OffloadingConnector. With SGLang's HiCache, the KV of a store is computed when
 it is asked for (`Work.ready`), and a step waits for its loads layer by layer (`overlapped`).
 """
 
@@ -54,7 +55,7 @@ class HostLink:
         """How long steps waited for them."""
 
     def begin(self, work: Work, now: float) -> float:
-        """Start the copies of a step that starts now; return how long the step waits for flushed ones (s)."""
+        """Start the copies of a step that starts now; return how long the step waits for some of them (s)."""
         if work is NO_WORK and not self._put_off:
             return 0.0
         for copy in (*self._put_off, *work.ready, *[store for store in work.stores if store in work.flushed]):
@@ -70,6 +71,12 @@ class HostLink:
             self._send(self.loads, copy, now + stall_s)
         if work.loads and self._num_layers:
             self.awaited_s = self.loads.free_s
+        within = [copy for copy in work.loads if copy.is_within_step]
+        if within:
+            end_s = max([end for end, copy in self.loads.copies if copy in within])
+            self.num_flushes += len(within)
+            self.stall_s += end_s - now - stall_s
+            stall_s = end_s - now
         return stall_s
 
     def overlapped(self, now: float, duration: float) -> float:

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mocker.contract import EngineSettings
+from mocker.contract import AdapterMemory, EngineSettings
 from mocker.models.catalog import find_model
 from mocker.models.kv_cache import kv_cache, layers_of
 from mocker.models.kv_groups import KvLayout
@@ -31,6 +31,7 @@ from mocker.timing.sglang_defaults import static_share, usual_chunk
 from mocker.timing.table import Table
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.versions import NEWEST, EngineVersion, version_of
 
 DEFAULT_NUM_BLOCKS = 16384
 DEFAULT_NUM_TOKENS = 1 << 20
@@ -41,6 +42,10 @@ SGLANG_OUTSIDE = 0.7 * GIB
 public log (Qwen3-30B-A3B-FP8, 2026-08-27)."""
 SGLANG_OUTSIDE_TP = 1.9 * GIB
 """The same with the communication buffers of GPUs that share a model: H200s of an InferenceX run had 137.9 of 139.8 GiB."""
+
+
+USUAL_ADAPTER = 81920 * 32
+"""Parameters of an adapter of rank 1 for Llama 3.1 8B, where the model is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,8 @@ class SimulatedEngine:
     """Its settings by the names of its own family."""
     num_ranks: int = 1
     """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
+    adapters: AdapterMemory | None = None
+    """Room for LoRA adapters, if it serves any."""
     acceptance: tuple[float, ...] = ()
     """How often each draft of a step is accepted, by position; none: it does not speculate."""
     timing_alone: TimingModel | None = None
@@ -137,6 +144,7 @@ def resolve(
     _check_layout(timing)
     engine = replace(
         engine,
+        engine_version=version_in(engine, timing),
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or _context_length(timing),
     )
@@ -152,6 +160,7 @@ def resolve(
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
+        adapters=_adapters(engine, timing),
         acceptance=acceptance,
     )
 
@@ -415,6 +424,9 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     if (drafter := _drafter_shape(engine, timing)) is not None:
         extra = size_of_weights(drafter, num_gpus, num_expert_gpus)
         room, needed = room - extra, needed + extra
+    if engine.enable_lora:  # vLLM makes the slots before it looks how much room is left
+        slots = 2 * engine.max_loras * timing.shape.num_adapter_parameters(engine.max_lora_rank)
+        room, needed = room - slots, needed + slots
     blocks = int(room // _layout(engine, timing).block)
     if blocks < 2:
         raise ValueError(
@@ -478,6 +490,7 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         eviction_policy=engine.eviction_policy,
         store_threshold=engine.store_threshold,
         offload_prompt_only=engine.offload_prompt_only,
+        load_tokens_within_step=_tokens_within(engine.sync_load_budget_bytes, num_bytes, engine),
         chunk_bytes=num_bytes,
         bandwidth=engine.host_bandwidth_gb_s * 1e9 * size.num_parts,
         latency_s=engine.host_latency_us / 1e6,
@@ -489,6 +502,25 @@ def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | Non
         * engine.block_size
         / 1024,
     )
+
+
+def _adapters(engine: EngineConfig, timing: TimingConfig) -> AdapterMemory | None:
+    """Return the room for adapters; each GPU copies whole ones, because vLLM divides only one of an adapter's two matrices."""
+    if not engine.enable_lora:
+        return None
+    load_s = 0.0 if engine.lora_load_ms is None else engine.lora_load_ms / 1e3
+    if engine.lora_load_ms is None:
+        rank = engine.max_lora_rank
+        count = USUAL_ADAPTER * rank if timing.model is None else timing.shape.num_adapter_parameters(rank)
+        load_s = engine.host_latency_us / 1e6 + 2 * count / (engine.host_bandwidth_gb_s * 1e9)
+    return AdapterMemory(
+        engine.max_loras, engine.max_cpu_loras or engine.max_loras, load_s=load_s, read_s=engine.lora_read_ms / 1e3
+    )
+
+
+def _tokens_within(budget: int, chunk_bytes: float, engine: EngineConfig) -> int:
+    """Return how many tokens' KV so many bytes are."""
+    return int(budget * engine.blocks_per_chunk * engine.block_size // chunk_bytes)
 
 
 def _tiers(engine: EngineConfig, chunk_bytes: float) -> tuple[Tier, ...]:
@@ -515,6 +547,24 @@ def _whole_chunks(engine: EngineConfig, setting: str, chunk_bytes: float) -> int
     return whole_chunks(
         setting, getattr(engine, setting), chunk_bytes=chunk_bytes, blocks_per_chunk=engine.blocks_per_chunk
     )
+
+
+def version_in(engine: EngineConfig, timing: TimingConfig) -> EngineVersion:
+    """Return whose rules apply: as set, else those of the calibrated engine, else the newest.
+
+    Raises:
+        ValueError: the rules of the calibrated engine are not known.
+    """
+    if engine.engine_version is not None:
+        return engine.engine_version
+    release = _measured_engine(timing).get("version", NEWEST)
+    try:
+        return version_of(release)
+    except ValueError as error:
+        raise ValueError(
+            f"timing_file {timing.timing_file} was measured on {error}; choose one with engine_version, whose rules are "
+            "then assumed"
+        ) from error
 
 
 def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:

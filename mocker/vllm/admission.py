@@ -41,23 +41,27 @@ class Admission:
         self._config = config
         self._blocks = memory.blocks
         self._running = running
-        self._speculation = Speculation(config)
+        self._interval = running.interval
+        self._speculation = speculation = Speculation(config)
+        self._speculates, self._num_slots = speculation.num_drafts > 0, speculation.num_slots
         self._queues = queues
         self._loads = loads
         self._offload = memory.offload
+        self._loads_within_step = memory.offload.loads_within_step
         self._stats = memory.prefix_cache_stats
         self._adapters = adapters
         self._outbox = outbox
 
     def admit(self, batch: Batch, budget: int, *, takes_new: bool) -> None:
         """Go through those that hold blocks, then if `takes_new` through the others, each first come, first served."""
+        if self._loads_within_step:
+            self._offload.begin_step()
         place = 0  # in `holding`, after those that are loading or skipped
         num_skipped = 0  # of `waiting`
         empty = NOBODY  # of `holding`, skipped though nothing of them is computed
         running, holding, waiting = self._running, self._queues.holding, self._queues.waiting
         if self._adapters is not None:
-            tokenless = running.tokenless(batch)
-            self._adapters.reset(s for s in running.sequences if s not in tokenless)
+            self._adapters.begin(running.sequences, without=running.tokenless(batch))
         while budget > 0 and len(running.sequences) < self._max_running:
             is_holding = place < len(holding)
             if is_holding:
@@ -88,12 +92,13 @@ class Admission:
                 self._queues.fetch(num_skipped)
             else:
                 num_skipped += 1
-        for sequence in reversed(empty):
-            self._queues.give_up_load(sequence)
+        if empty:
+            for sequence in reversed(empty):
+                self._queues.give_up_load(sequence)
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
-        known, computed, cached = sequence.num_known, sequence.num_computed, 0
+        known, computed, cached, loaded = sequence.num_known, sequence.num_computed, 0, 0
         if not computed:
             computed = cached = self._blocks.num_cached(sequence)
         if sequence.is_remote_prefill:
@@ -102,16 +107,22 @@ class Admission:
             more = self._offload.ask(sequence, computed)
             if more is None:
                 return "skip", 0
-            if more:
+            if more and not (self._loads_within_step and self._offload.reserve(more, known - computed)):
                 return self._start_load(sequence, cached, computed + more)
+            loaded = more
+            computed += loaded
+        if self._interval.is_holding and computed < known - 1:
+            return "stop", 0
         count = self._running.cut_to_threshold(known - computed)
-        num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
-        if num_padding >= budget:
-            return "stop", 0  # vLLM prefers not to start it
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
+        num_padding = 0
+        if self._speculates:
+            num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
+            if num_padding >= budget:
+                return "stop", 0  # vLLM prefers not to start it
         count += num_padding
         cut = self._blocks.cut(sequence, computed, count)
         if cut < count:
@@ -119,34 +130,39 @@ class Admission:
         is_alone = not self._running.sequences
         if not count or not self._blocks.fits(sequence, cached, computed, count, is_alone=is_alone):
             return "stop", 0
-        self._start(batch, sequence, cached, computed, count, num_padding)
-        return "start", count + self._speculation.num_slots
+        self._start(batch, sequence, cached, computed - loaded, loaded)
+        self._give_first(batch, sequence, count, num_padding)
+        return "start", count + self._num_slots
 
     def _start_load(self, sequence: Sequence, num_local: int, num_computed: int) -> tuple[Outcome, int]:
         assert self._loads is not None, "KV of several groups comes from nowhere else"
         return "start" if self._loads.start(sequence, num_local, num_computed) else "stop", 0
 
-    def _start(
-        self, batch: Batch, sequence: Sequence, cached: int, computed: int, count: int, num_padding: int
-    ) -> None:
-        """Start a waiting sequence, with its first chunk after the cached or loaded part."""
-        was_holding = sequence in self._queues.holding
+    def _start(self, batch: Batch, sequence: Sequence, cached: int, num_local: int, num_loaded: int) -> None:
+        """Start a waiting sequence with what is cached; `num_loaded` tokens more are loaded before this step computes."""
         self._queues.leave(sequence)
         if not sequence.num_blocks:
             self._blocks.start(sequence, cached)
         if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
-            self._stats.count(sequence, computed)
-        needed = self._blocks.num_needed(sequence, computed, count)
-        computed += count
-        self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
+            self._stats.count(sequence, num_local)
+        if num_loaded:
+            self._offload.load(sequence, num_local, num_loaded, is_within_step=True)
+            self._stats.count_load(sequence, 0)
+        sequence.num_computed = num_local + num_loaded
         if sequence.num_preemptions:
             batch.resumed = [*batch.resumed, sequence]
         else:
             batch.admitted = [*batch.admitted, sequence]
             if sequence.is_token_shipped:
                 self._outbox.shipped.append(sequence)
-        batch.chunks.append((sequence, count))
         sequence.state = RUNNING
-        self._running.start(batch, sequence, count, num_padding, was_holding=was_holding)
         if self._adapters is not None:
             self._adapters.add(sequence)
+
+    def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
+        """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and its blocks."""
+        needed = self._blocks.num_needed(sequence, sequence.num_computed, count)
+        computed = sequence.num_computed + count
+        self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
+        batch.chunks.append((sequence, count))
+        self._running.start(batch, sequence, count, num_padding)

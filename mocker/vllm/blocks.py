@@ -73,7 +73,8 @@ class Blocks(ABC):
 class OneTable(Blocks):
     """Blocks of layers that all keep every token: one table for each sequence, of which only the length matters."""
 
-    def __init__(self, config: EngineConfig, pool: BlockPool, watermark_blocks: int) -> None:
+    def __init__(self, config: EngineConfig, pool: BlockPool, watermark_blocks: int, *, looks_ahead: bool) -> None:
+        """Start with nothing; `looks_ahead` says whether names of blocks include the token after, so that no hit is dropped."""
         speculation = Speculation(config)
         self._pool = pool
         self._size = config.block_size
@@ -82,7 +83,7 @@ class OneTable(Blocks):
         self._watermark = watermark_blocks
         self._speculation = speculation
         self._has_lookahead = speculation.num_lookahead > 0
-        self._drops_last = speculation.drops_last_hit
+        self._drops_last = speculation.drops_last_hit and not looks_ahead
 
     @property
     def num_free(self) -> int:

@@ -1,7 +1,7 @@
 """Every setting of one engine's scheduler and cache, named as in vLLM."""
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
@@ -9,8 +9,13 @@ from foundation.settings import Count, NotNegative, Whole
 from mocker.contract import KvRole
 from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
+from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
+
+OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
+"""Settings that have an effect only with adapters."""
 
 SpeculativeMethod = Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"]
+SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
 AcceptanceMode = Literal["thinking_on", "thinking_off"]
 
 OF_SPECULATION = (
@@ -29,6 +34,10 @@ OF_SPECULATION = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig(OffloadConfig):
     """Settings of one engine, including its host memory."""
+
+    engine_version: EngineVersion | None = None
+    """Version of vLLM whose scheduling rules apply (default: of the engine that --timing-file was measured on, else 0.33,
+    the newest whose rules are known)."""
 
     block_size: Count = 64
     """Tokens in a KV block."""
@@ -78,6 +87,32 @@ class EngineConfig(OffloadConfig):
     long_prefill_token_threshold_adaptive: bool = False
     """Raise that threshold to an equal share of the budget when few requests are present."""
 
+    prefill_schedule_interval: Count = 1
+    """Steps from one that computes prompts to the next that may, while others decode and no one waits for room (1: no
+    such distance)."""
+
+    enable_lora: bool = False
+    """Serve LoRA adapters: requests may name one."""
+
+    lora_modules: str = ""
+    """Live: names of the adapters that clients may ask for, as models, with commas between them (in virtual time: those that
+    requests name)."""
+
+    max_loras: Count = 1
+    """Most adapters in one step, each in a slot on the GPU. Requests with another one wait; those behind them may pass."""
+
+    max_cpu_loras: Count | None = None
+    """Most adapters in host memory, those on the GPU included (default: max_loras, as in vLLM)."""
+
+    max_lora_rank: Count = 16
+    """Rank of the adapters, from which their size follows."""
+
+    lora_load_ms: NotNegative | None = None
+    """Time to copy an adapter from host memory to the GPU; the step that needs it waits (ms; default: its bytes at
+    host_bandwidth_gb_s; without --model, those of an adapter for Llama 3.1 8B)."""
+
+    lora_read_ms: NotNegative = 100.0
+    """Time to read an adapter from disk that is not in host memory; the step waits, too (ms)."""
     num_speculative_tokens: Whole = 0
     """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
 
@@ -124,6 +159,16 @@ class EngineConfig(OffloadConfig):
     """Data-parallel ranks of a worker; each has its own scheduler and cache, and the router chooses between them."""
 
     @property
+    def rules(self) -> Rules:
+        """The rules of that version; read them when an engine is made."""
+        return RULES[self.engine_version or NEWEST]
+
+    @property
+    def adapter_names(self) -> tuple[str, ...]:
+        """The adapters that clients may ask for."""
+        return tuple(name.strip() for name in self.lora_modules.split(",") if name.strip()) if self.enable_lora else ()
+
+    @property
     def chunk_size(self) -> int | None:
         """Most prompt tokens in one step, if prompts are cut."""
         return self.max_num_batched_tokens if self.enable_chunked_prefill else None
@@ -157,6 +202,25 @@ class EngineConfig(OffloadConfig):
         """Refuse values that no engine can run with."""
         self._take_apart()
         OffloadConfig.__post_init__(self)
+        for name, off, rule in (
+            ("prefill_schedule_interval", 1, self.rules.holds_prefills),
+            ("sync_load_budget_bytes", 0, self.rules.loads_within_step),
+        ):
+            if getattr(self, name) != off and not rule:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, and engine_version is {self.engine_version}, which has no effect of it; "
+                    f"expected {off}, or engine_version {NEWEST}"
+                )
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            raise ValueError(
+                f"max_cpu_loras is {self.max_cpu_loras}, and max_loras is {self.max_loras}; expected at least as many: those "
+                "on the GPU are in host memory, too"
+            )
+        if self.prefill_schedule_interval > 1 and self.dp_size > 1:
+            raise ValueError(
+                f"prefill_schedule_interval is {self.prefill_schedule_interval}, and dp_size is {self.dp_size}; expected 1 of "
+                "either: how ranks agree on steps with prefills is not simulated"
+            )
         self._check_speculation()
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(

@@ -160,7 +160,7 @@ class VllmCore(Scheduler):
         """See `Core`."""
         assert isinstance(copy, SequenceCopy)
         self.offload.end_copy(copy.number)
-        if not copy.is_store:
+        if not copy.is_store and not copy.is_within_step:
             self.end_load(copy.sequence)
 
     @property

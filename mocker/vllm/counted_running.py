@@ -94,11 +94,13 @@ class CountedRunning(RunningQueue):
         self.drains = True
         self._drafter = drafter if speculation.num_drafts else None
         self._is_async = config.is_async
+        self._caches_accepted = config.rules.caches_accepted
+        self._named_ahead = memory.num_named_ahead
         self._drops_output = config.is_kv_producer
         self._limit = NEVER if config.max_model_len is None else config.max_model_len
         self._stagger = num_stages  # calls from a token of a sequence to its next, if asynchronous
         self._counts: dict[Sequence, Counts] = {}
-        self._partial: dict[Sequence, None] = {}  # sequences whose prompts, or loads, keep blocks reserved
+        self._partial: dict[Sequence, None] = {}  # prompts that are loaded, or computed
         self._flights: deque[Flight] = deque()
         self._tokens: dict[Sequence, int] = {}  # of the batch that is being scheduled
         self._has_partial = False  # in it: a running sequence whose batch before left a part of its prompt
@@ -115,20 +117,27 @@ class CountedRunning(RunningQueue):
         batch.preempted, batch.starved, batch.delayed, batch.drafts = [], [], [], {}
         budget = self._config.max_num_batched_tokens - self._num_slots
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
-        while len(granted) < len(self.sequences) and budget > 0:
-            sequence = self.sequences[len(granted)]
+        is_holding = self.interval.is_holding
+        sequences = self.sequences
+        while len(granted) < len(sequences) and budget > 0:
+            sequence = sequences[len(granted)]
             counts = self._counts[sequence]
-            count = self._num_next(sequence, counts, budget)
+            count = 0 if is_holding and counts.is_partial else self._num_next(sequence, counts, budget)
             if not count:
                 granted[sequence] = 0
                 continue
             computed = sequence.num_computed + count
             self._blocks.skip(sequence, sequence.num_computed - counts.num_in_flight + counts.num_stale)
             needed = self._blocks.num_needed(sequence, sequence.num_computed, count)
-            refund = self._make_room(batch, sequence, needed, granted) if self._blocks.num_free < needed else 0
-            if refund is None:
-                break
-            budget += refund
+            if needed > 0 and self._blocks.num_free < needed:
+                refund = self._make_room(batch, sequence, needed, granted)
+                if refund is None:
+                    break
+                budget += refund
+                if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                    if self._goes_on:
+                        continue
+                    break
             self._has_partial |= counts.is_partial
             num_drafts = computed - sequence.num_known - counts.num_placeholders
             if num_drafts > 0:
@@ -145,10 +154,12 @@ class CountedRunning(RunningQueue):
 
     def _num_next(self, sequence: Sequence, counts: Counts, budget: int) -> int:
         """Count the tokens of a sequence in this iteration, with vLLM's cuts in vLLM's order."""
-        if self._num_calls < counts.eligible_from or self._has_last_in_flight(sequence, counts):
+        placeholders, computed = counts.num_placeholders, sequence.num_computed
+        if self._num_calls < counts.eligible_from or (placeholders and self._has_last_in_flight(sequence, counts)):
             return 0
-        computed = sequence.num_computed
-        count = self.cut_to_threshold(sequence.num_known + counts.num_drafts + counts.num_placeholders - computed)
+        count = sequence.num_known + counts.num_drafts + placeholders - computed
+        if count > 1:
+            count = self.cut_to_threshold(count)
         return self._blocks.cut(sequence, computed, min(count, budget, self._limit - computed - 1))
 
     def _has_last_in_flight(self, sequence: Sequence, counts: Counts) -> bool:
@@ -161,7 +172,11 @@ class CountedRunning(RunningQueue):
         """See `RunningQueue`."""
         self._blocks.grow(sequence, computed, needed)
         sequence.num_computed = computed
-        self._blocks.store(sequence, num_cacheable)
+        self._cache(sequence, num_cacheable)
+
+    def _cache(self, sequence: Sequence, num_tokens: int) -> None:
+        """Cache the blocks of this many tokens, as far as they can be named."""
+        self._blocks.store(sequence, min(num_tokens, sequence.num_known - self._named_ahead))
 
     def num_padding(self, batch: Batch, num_computed: int) -> int:
         """See `RunningQueue`."""
@@ -170,15 +185,19 @@ class CountedRunning(RunningQueue):
         fits = num_computed + num_drafts + 2 <= self._limit
         return num_drafts if has_company and fits and not self._has_partial else 0
 
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
         """See `RunningQueue`."""
         self.sequences.append(sequence)
         self._counts.setdefault(sequence, Counts()).is_partial = True
         self._tokens[sequence] = count
         if num_padding:
             batch.drafts[sequence] = num_padding
-        if was_holding or sequence.num_computed < sequence.num_known:
+        if sequence.num_computed < sequence.num_known:
             self._partial[sequence] = None
+
+    def expect_load(self, sequence: Sequence) -> None:
+        """See `RunningQueue`."""
+        self._partial[sequence] = None
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Record the still running sequences in the batch."""
@@ -223,8 +242,9 @@ class CountedRunning(RunningQueue):
 
     def _await_token(self, sequence: Sequence, counts: Counts, num_drafts: int) -> None:
         """Count what a batch that was scheduled may bring a sequence whose prompt it, or one before it, completes."""
-        counts.is_partial = False
-        self._partial.pop(sequence, None)
+        if counts.is_partial:
+            counts.is_partial = False
+            self._partial.pop(sequence, None)
         if self._is_async:
             counts.num_placeholders += 1 + num_drafts
             counts.num_drafts = self._speculation.num_drafts
@@ -282,15 +302,21 @@ class CountedRunning(RunningQueue):
             if sequence.state == OVER:
                 continue
             counts = self._counts[sequence]
-            is_stale = self._drain(sequence, counts, count)
+            counts.num_in_flight -= count
+            is_stale = counts.num_stale > 0
+            if is_stale:
+                self._drain(sequence, counts, count)
             if sequence in flight.partial or (is_stale and counts.is_dropped):
                 continue
             num_drafts = batch.drafts.get(sequence, 0)
-            num_accepted = 0 if sequence in padded else self._num_accepted(sequence, num_drafts)
+            num_accepted = self._num_accepted(sequence, num_drafts) if num_drafts and sequence not in padded else 0
             num_emitted = min(1 + num_accepted, sequence.num_total - sequence.num_known)
             sequence.num_known += num_emitted
             if not is_stale:
-                self._settle(sequence, counts, num_drafts - num_accepted, num_emitted)
+                num_lost = num_drafts - num_accepted
+                if self._caches_accepted:  # what comes after a stop does not count as computed, either
+                    num_lost = num_drafts + 1 - num_emitted
+                self._settle(sequence, counts, num_lost, num_emitted)
             if sequence in padded:
                 sampled.append(sequence)
             else:
@@ -299,29 +325,28 @@ class CountedRunning(RunningQueue):
                 finished.append(sequence)
         return sampled, finished
 
-    def _drain(self, sequence: Sequence, counts: Counts, count: int) -> bool:
-        """Take tokens out of flight; return whether they were scheduled before the sequence was preempted."""
-        counts.num_in_flight -= count
-        if not counts.num_stale:
-            return False
+    def _drain(self, sequence: Sequence, counts: Counts, count: int) -> None:
+        """Take tokens out of flight that were scheduled before the sequence was preempted."""
         counts.num_stale -= count
         if not counts.num_stale and sequence in self.dropped:
             self.dropped.remove(sequence)
-        return True
 
     def _num_accepted(self, sequence: Sequence, num_drafts: int) -> int:
-        if not num_drafts:
-            return 0
         assert self._drafter is not None
         return self._drafter.accepted(sequence, num_drafts)
 
-    def _settle(self, sequence: Sequence, counts: Counts, num_rejected: int, num_emitted: int) -> None:
-        """Count what a batch brought a sequence, and ask for its next drafts."""
-        sequence.num_computed -= num_rejected
+    def _settle(self, sequence: Sequence, counts: Counts, num_lost: int, num_emitted: int) -> None:
+        """Count what a batch brought a sequence, and lost, and ask for its next drafts."""
+        sequence.num_computed -= num_lost
         if self._is_async:
-            counts.num_placeholders -= num_rejected + num_emitted
-            self._blocks.store(sequence, sequence.num_computed - counts.num_placeholders)
-        elif self._drafter is not None and sequence.num_known < sequence.num_total:
+            counts.num_placeholders -= num_lost + num_emitted
+        if self._caches_accepted and (self._is_async or self._drafter is not None):
+            self._cache(sequence, sequence.num_computed - counts.num_in_flight)
+        elif self._is_async:
+            self._cache(sequence, sequence.num_computed - counts.num_placeholders)
+        if self._is_async:
+            return
+        if self._drafter is not None and sequence.num_known < sequence.num_total:
             counts.num_drafts = self._drafter.proposed(sequence)
 
     def leave(self, sequence: Sequence) -> None:

@@ -35,6 +35,8 @@ class FastPaths:
         if ending:
             num_partial -= sum([s.state == RUNNING for s in ending])
         partial = running[-1] if num_partial else None
+        if num_partial and state.interval.is_holding:
+            return None
         if state.starved or num_partial > 1 or (partial is not None and (partial.decoding or partial in ending)):
             return None
         if steady is not None:

@@ -15,7 +15,7 @@ HANDS_OVER = "NixlConnector"
 """The connector from prefill to decode workers; the role of simulated workers implies it."""
 
 ENTRIES = ("kv_connector", "kv_role", "kv_connector_extra_config", "kv_load_failure_policy")
-SAME = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only")
+SAME = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only", "sync_load_budget_bytes")
 """Entries of `kv_connector_extra_config` with the names of our settings."""
 EXTRA = ("cpu_bytes_to_use", "block_size", *SAME, "self_describing_kv_events")
 """All its entries; events of simulated engines always describe themselves."""

@@ -26,6 +26,7 @@ class Leaps:
     ) -> None:
         self._config = config
         self._running = running
+        self._interval = running.interval
         self._queues = queues
         self._pool = memory.pool
         self._most_blocks = running.decoding.most_blocks
@@ -42,6 +43,8 @@ class Leaps:
             return 1
         if self._has_host and not self._is_host_idle():
             return 1
+        if self._interval.is_on and self._may_hold():
+            return 1
         decodes, size, queues = batch.decodes, self._config.block_size, self._queues
         has_waiting = bool(queues.waiting or queues.holding)
         if has_waiting and self._frees_blocks and len(self._running.sequences) < self._max_running:
@@ -53,6 +56,10 @@ class Leaps:
         # finished sequence is also closed one iteration earlier.
         count = min(limit, decoding.next_finish - first + 2)
         return 1 + decoding.num_iterations(decodes, first, count - 1) if count > 1 else 1
+
+    def _may_hold(self) -> bool:
+        """Return whether a prompt may be held back, which will be computed when a prefill is due."""
+        return not self._interval.is_bound and bool(self._queues.num_sequences or self._running.prefilling())
 
     def _is_host_idle(self) -> bool:
         """Return whether host memory has no part in iterations that only decode.

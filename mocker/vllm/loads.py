@@ -57,6 +57,7 @@ class Loads:
         sequence.num_computed = num_computed
         sequence.state = LOADING
         self._queues.await_kv(sequence)
+        self._running.expect_load(sequence)
         self._stats.count(sequence, num_local)
         if sequence.is_remote_prefill:
             sequence.is_remote_prefill = False
@@ -87,8 +88,7 @@ class Loads:
         vLLM counts a prompt from its first chunk, or from the start of its load, until it is computed. A load from
         another engine already has all its blocks, so of those only a prompt whose load failed counts.
         """
-        prefills = (*self._running.prefilling(), *self._queues.holding, *self._queues.given_up)
-        more = self._num_decode_places
+        more, prefills = self._num_decode_places, self._running.prefilling()
         return sum([max(num_blocks_of(s.num_known + more, self._size) - s.num_blocks, 0) for s in prefills])
 
     def end(self, sequence: Sequence, num_valid_blocks: int | None) -> bool:

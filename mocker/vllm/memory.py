@@ -12,6 +12,7 @@ from mocker.vllm.offload.host_offload import HostOffload
 from mocker.vllm.offload.offload import Offload
 from mocker.vllm.pool import Pool
 from mocker.vllm.retention import Retention
+from mocker.vllm.speculation import Speculation
 
 
 class Memory:
@@ -33,17 +34,23 @@ class Memory:
         self.blocks: Blocks
         self._runs: BlockPool | None = None
         self._one_table: OneTable | None = None
+        looks_ahead = config.rules.hashes_look_ahead and Speculation(config).drops_last_hit
+        has_connector = host is not None or config.kv_role is not None
+        self.num_named_ahead = int(looks_ahead and config.enable_prefix_caching and not has_connector)
+        """Tokens after a block that are part of its name: it can be cached once they are known, and no hit is dropped."""
         if groups is None:
             # vLLM's null block is one of them, and is never used.
             self._runs = BlockPool(num_blocks - 1, enable_prefix_caching=config.enable_prefix_caching)
-            self._one_table = OneTable(config, self._runs, self.watermark_blocks)
+            self._one_table = OneTable(config, self._runs, self.watermark_blocks, looks_ahead=self.num_named_ahead > 0)
             self.pool, self.blocks = self._runs, self._one_table
         else:
             blocks = GroupedBlocks(config, groups, num_blocks, self.watermark_blocks)
             self.pool, self.blocks = blocks.pool, blocks
         self.has_host = host is not None
         """Whether there is host memory; where a call for each iteration would cost, this is asked first."""
-        self.offload = Offload() if host is None else HostOffload(host, self.runs, config.block_size, outbox)
+        self.offload = Offload()
+        if host is not None:
+            self.offload = HostOffload(host, self.runs, config.block_size, outbox, config.rules)
         may_overlap = config.is_async or num_stages > 1
         self.retention = Retention(self.blocks, has_fence=may_overlap and (config.is_kv_consumer or self.has_host))
         self.prefix_cache_stats = PrefixCacheStats()

@@ -48,9 +48,10 @@ class Running(RunningQueue):
         budget = self._config.max_num_batched_tokens
         batch.preempted, batch.starved, batch.delayed = [], [], []
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
+        is_holding = self.interval.is_holding
         while len(granted) < len(self.sequences) and budget > 0:
             sequence = self.sequences[len(granted)]
-            if sequence in self.ending:
+            if sequence in self.ending or (is_holding and not sequence.decoding):
                 granted[sequence] = 0
                 continue
             computed = sequence.computed(self.iteration)
@@ -64,6 +65,10 @@ class Running(RunningQueue):
             if refund is None:
                 break
             budget += refund
+            if sequence.state == WAITING:  # it was its own victim; by arrival, that is the last one
+                if self._goes_on:
+                    continue
+                break
             num_cacheable = computed + count if self.knows_last(sequence) else computed
             self.grant(sequence, computed + count, needed, num_cacheable=num_cacheable)
             granted[sequence] = count
@@ -96,9 +101,12 @@ class Running(RunningQueue):
             sequence.num_blocks += needed
         self._pool.store(sequence, num_cacheable // self._size)
 
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
         """See `RunningQueue`."""
         self.sequences.append(sequence)
+
+    def expect_load(self, sequence: Sequence) -> None:
+        """See `RunningQueue`: it is found in its queue."""
 
     def _describe(self, batch: Batch, granted: dict[Sequence, int]) -> None:
         """Record the still running sequences in the batch; a decode without a token is now an iteration later."""
@@ -229,11 +237,14 @@ class Running(RunningQueue):
 
     def tokenless(self, batch: Batch) -> list[Sequence]:
         """See `RunningQueue`."""
-        return [*self.ending, *batch.starved]
+        chunks = {sequence for sequence, _ in batch.chunks}
+        return [s for s in self.sequences if s not in chunks and (not s.decoding or s in batch.starved)]
 
     def prefilling(self) -> list[Sequence]:
         """See `RunningQueue`."""
-        return [s for s in self.sequences if not (s.decoding or s in self.ending)]
+        queues = self._queues
+        running = [s for s in self.sequences if not (s.decoding or s in self.ending)]
+        return [*running, *queues.holding, *queues.given_up]
 
     def num_offered(self, batch: Batch, sequence: Sequence) -> int:
         """See `RunningQueue`."""

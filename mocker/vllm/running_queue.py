@@ -13,9 +13,9 @@ from collections.abc import Iterator
 
 from mocker.batch import Batch
 from mocker.sequence import Sequence
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
+from mocker.vllm.prefill_interval import PrefillInterval
 from mocker.vllm.queues import Queues, priority
 from mocker.vllm.speculation import Speculation
 
@@ -39,6 +39,8 @@ class RunningQueue(ABC):
         self._has_fence = memory.retention.has_fence
         self._by_priority = config.scheduling_policy == "priority"
         self._num_slots = Speculation(config).num_slots
+        self._goes_on = config.rules.goes_on_after_victim
+        self.interval = PrefillInterval(config.prefill_schedule_interval)
         self._drops_output = False  # of sequences that are preempted: their KV is gone
 
     # An iteration
@@ -52,11 +54,12 @@ class RunningQueue(ABC):
         """Give a running sequence the blocks for its tokens up to `computed`, and cache those whose tokens are known."""
 
     @abstractmethod
-    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, *, was_holding: bool) -> None:
-        """Let a sequence run, with a first chunk of `count` tokens, of which the last `num_padding` only pad it.
+    def start(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
+        """Let a sequence run, with a first chunk of `count` tokens, of which the last `num_padding` only pad it."""
 
-        `was_holding` says whether it waited with blocks, because its KV was loaded.
-        """
+    @abstractmethod
+    def expect_load(self, sequence: Sequence) -> None:
+        """Note that the KV of a waiting sequence is being loaded."""
 
     @abstractmethod
     def close(self, batch: Batch, *, is_disturbed: bool) -> Batch:
@@ -85,19 +88,23 @@ class RunningQueue(ABC):
         return min(count, threshold)
 
     def _make_room(self, batch: Batch, sequence: Sequence, needed: int, granted: dict[Sequence, int]) -> int | None:
-        """Preempt until this many blocks are free; return the tokens taken back, None if it cannot continue."""
+        """Preempt until this many blocks are free, or the sequence itself is; return the tokens taken back.
+
+        None if nobody can be preempted now.
+        """
         refunds = 0
         while self._blocks.num_free < needed:
             victim = max(self.sequences, key=priority) if self._by_priority else self.sequences[-1]
             if self._has_fence and self.is_in_flight(victim):
                 return None  # its blocks would not be free at once
             refund = granted.pop(victim, 0)
+            self.interval.took_prefill |= refund > 0 and not self.has_prefilled(victim)
             self.preempt(victim, was_granted=refund > 0, is_dropped=self._drops_output)
             batch.preempted.append(victim)
-            if victim is sequence:
-                return None
             if refund:
                 refunds += refund + self._num_slots
+            if victim is sequence:
+                break
         return refunds
 
     # Sequences that leave
@@ -129,7 +136,10 @@ class RunningQueue(ABC):
 
     @abstractmethod
     def prefilling(self) -> list[Sequence]:
-        """Return the sequences whose prompts are not computed yet."""
+        """Return the sequences whose prompts are being computed, or loaded, as vLLM counts them.
+
+        It counts a load until the batch with the sequence's first tokens is closed.
+        """
 
     @abstractmethod
     def num_offered(self, batch: Batch, sequence: Sequence) -> int:
@@ -147,6 +157,11 @@ class RunningQueue(ABC):
     def has_prefilled(self, sequence: Sequence) -> bool:
         """Return whether the prompt of a running sequence is computed."""
 
+    @property
+    def has_decodes(self) -> bool:
+        """Whether some running sequence has computed its prompt."""
+        return any(self.has_prefilled(sequence) for sequence in self.sequences)
+
     @abstractmethod
     def is_ending(self, sequence: Sequence) -> bool:
         """Return whether a sequence waits only for its last token, which is in flight."""
@@ -154,6 +169,3 @@ class RunningQueue(ABC):
     def is_draining(self, sequence: Sequence) -> bool:
         """Return whether a preempted sequence must wait until its tokens in flight are known."""
         return False
-
-    def _num_blocks(self, num_tokens: int) -> int:
-        return num_blocks_of(num_tokens, self._size)

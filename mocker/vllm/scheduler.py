@@ -72,20 +72,24 @@ class Scheduler(Core):
         )
         memory = Memory(config, num_blocks, host, outbox, groups=groups, num_stages=num_stages)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
-        adapters = None if max_loras is None else AdapterSeats(max_loras)
+        if max_loras is None and config.enable_lora:
+            max_loras = config.max_loras
+        adapters = None if max_loras is None else AdapterSeats(max_loras, config.rules)
         self._has_host = memory.has_host
         self._has_groups = memory.has_groups
         self._queues = queues
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
-        self._running: RunningQueue
+        running: RunningQueue
         if is_counted or config.num_speculative_tokens or num_stages > 1:
-            self._running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
+            running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
         else:
             kind = GroupedRunning if memory.has_groups else Running
-            self._running = running = kind(config, memory, queues)
-            self._fast_paths = FastPaths(config, memory, running)
-            self._leaps = Leaps(config, memory, running, queues, has_adapters=adapters is not None)
+            running = in_closed_form = kind(config, memory, queues)
+            self._fast_paths = FastPaths(config, memory, in_closed_form)
+            self._leaps = Leaps(config, memory, in_closed_form, queues, has_adapters=adapters is not None)
+        self._running = running
+        self._interval = running.interval if running.interval.is_on else None
         self.is_counted = self._fast_paths is None
         """Whether batches say how many tokens each decode has."""
         self._loads: Loads | None = None
@@ -99,6 +103,7 @@ class Scheduler(Core):
         self.blocks = memory.blocks
         self.offload = memory.offload
         self.retention = memory.retention
+        self.num_named_ahead = memory.num_named_ahead
         self.prefix_cache_stats = memory.prefix_cache_stats
         self.running = self._running.sequences
         self.dropped = self._running.dropped
@@ -119,18 +124,24 @@ class Scheduler(Core):
             self._offers.prefetch()
         if self._has_groups:
             self.blocks.begin_step()
-        batch, fast_paths = Batch(running.iteration), self._fast_paths
+        batch, fast_paths, interval = Batch(running.iteration), self._fast_paths, self._interval
+        if interval is not None:
+            interval.begin(running.iteration, has_decodes=running.has_decodes)
         budget = fast_paths.schedule(batch) if fast_paths is not None and self.has_fast_paths else None
         if budget is None:
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
+        if interval is not None and self.pause is None and not batch.preempted:
+            interval.end_scan(self._queues)
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self._has_host and self._offers.offer(batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
+        if interval is not None:
+            interval.end(batch)
         return running.close(batch, is_disturbed=has_copies)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:

@@ -100,6 +100,26 @@ class TierUse(msgspec.Struct, frozen=True):
         return f"{self.pool} {self.tier}"
 
 
+class AdapterUse(msgspec.Struct, frozen=True):
+    """A LoRA adapter, the requests that asked for it, and how often it was loaded; of all workers together."""
+
+    adapter: str
+    requests: Amount
+    ttft_s: Amount | None
+    """Their mean TTFT from the schedule, if any was answered (s)."""
+    loads: Amount | UnsetType = UNSET
+    """How often it was copied to a GPU; unknown for live runs, like the next two."""
+    reads: Amount | UnsetType = UNSET
+    """How often it was read from disk for that."""
+    stall_s: Amount | UnsetType = UNSET
+    """How long steps waited for both (s)."""
+
+    @property
+    def name(self) -> str:
+        """The key that distinguishes it from the others of a run."""
+        return self.adapter
+
+
 class Gain(msgspec.Struct, frozen=True):
     """What speculation gives at one size of a step."""
 
@@ -139,11 +159,11 @@ class KvOverTime(msgspec.Struct, frozen=True):
     shares: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=1024)]
 
 
-Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse)
+Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse, AdapterUse)
 
 
 def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the pools, links, tiers or drafts of an arm's runs, each averaged over the repeats."""
+    """Return the pools, links, tiers, drafts or adapters of an arm's runs, each averaged over the repeats."""
     groups: dict[str, list[Row]] = {}
     for row in chain.from_iterable(repeats):
         groups.setdefault(row.name, []).append(row)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from foundation.large import Cells, filled, let_go
 from reports.record.fleet import FleetUse
-from reports.record.pools import DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.pools import AdapterUse, DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -120,6 +120,7 @@ class Requests:
     planned_isl: Annotated[MaybeInts, Column("prompt length in the workload", "tokens")]
     planned_osl: Annotated[MaybeInts, Column("output length in the workload", "tokens")]
     priority: Annotated[MaybeInts, Column("priority in the workload: the smallest goes first", least=-(1 << 31))]
+    adapter: Annotated[Texts, Column("the LoRA adapter that it asked for; empty for the model itself", default="")]
     first_chunk_tokens: Annotated[Ints, Column("tokens of the first chunk", "tokens", 0)]
     cached_tokens: Annotated[MaybeInts, Column("prompt tokens the engine found in its cache", "tokens")]
     host_tokens: Annotated[MaybeInts, Column("cached tokens that were loaded from host memory", "tokens")]
@@ -330,6 +331,8 @@ class Record:
     """How busy the links between them were, if KV is transferred."""
     tiers: tuple[TierUse, ...] = ()
     """What KV tiers held and moved, if there are any."""
+    adapters: tuple[AdapterUse, ...] = ()
+    """What LoRA adapters were asked for, and how often they were loaded, if there are any."""
     drafts: tuple[DraftUse, ...] = ()
     """What speculative decoding drafted, if there is any."""
     kv: tuple[KvOverTime, ...] = ()

@@ -1,10 +1,11 @@
-"""Small tables after the figures: where TTFT goes, and how busy workers and links were. KV tiers are in tiers.py."""
+"""Small tables after the figures: where TTFT goes, how busy workers and links were. Tiers and adapters have their own modules."""
 
 from reports.figures.cells import milliseconds, number, share
 from reports.figures.split import LABELS as PARTS
 from reports.figures.split import Split
 from reports.record.pools import Use
 from reports.summary import ArmSummary, Summary
+from reports.tables.adapters import adapter_grid
 from reports.tables.drafts import draft_grid, gain_grid
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
@@ -19,6 +20,7 @@ def grids(summary: Summary) -> list[Grid]:
         draft_grid(summary),
         gain_grid(summary),
         pool_grid(summary),
+        adapter_grid(summary),
         tier_grid(summary),
     )
     return [grid for grid in found if grid is not None]

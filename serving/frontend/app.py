@@ -48,7 +48,8 @@ class Frontend:
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
-        return json_response({"object": "list", "data": [_describe(model) for model in self._models.answering()]})
+        models = [each for model in self._models.answering() for each in (model, *self._models.adapters_of(model))]
+        return json_response({"object": "list", "data": [_describe(model) for model in models]})
 
     async def model(self, request: Request) -> Response:
         """GET /v1/models/{name}."""
@@ -108,9 +109,11 @@ class Frontend:
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:
-    card = model.card
-    return {
-        "id": card.name,
+    """Describe a model as OpenAI does; one with an adapter is named by it, and has the model as its parent, as in vLLM."""
+    card, adapter = model.card, model.adapter
+    parent = {} if adapter is None else {"parent": card.name}
+    return parent | {
+        "id": card.name if adapter is None else adapter.name,
         "object": "model",
         "created": card.created,
         "owned_by": "dynabench",

@@ -23,6 +23,7 @@ from serving.frontend.served_model import SHOWN_CHARACTERS, ServedModel
 from serving.frontend.text_model import TextModel
 from serving.life import DisaggregationConfig
 from serving.life.life import PATIENCE_S
+from serving.model.adapter import Adapter
 from serving.model.card import ModelCard, Role
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles, files_address
@@ -57,6 +58,8 @@ class ModelPool:
         self.routing: LiveRouting | None = None
         self.model: ServedModel | None = None
         """The model, if these instances answer."""
+        self.adapters: dict[str, ServedModel] = {}
+        """The same with each of its LoRA adapters, by the adapter's name."""
         self.preparer: Preparer | None = None
         self.opening: asyncio.Task[None] | None = None
         self.leaving: asyncio.TimerHandle | None = None
@@ -139,11 +142,23 @@ class Models:
         found = [
             pool for pool in self._pools.values() if pool.card.name == name and pool.is_open and pool.model is not None
         ]
-        return min(found, key=lambda pool: ASKED.index(pool.card.role)).model if found else None
+        if found:
+            return min(found, key=lambda pool: ASKED.index(pool.card.role)).model
+        return self._with_adapter(name)
+
+    def _with_adapter(self, name: str) -> ServedModel | None:
+        """Return the model with an adapter of this name; a model of the same name goes before."""
+        found = [pool for pool in self._pools.values() if name in pool.adapters and pool.is_open]
+        return min(found, key=lambda pool: ASKED.index(pool.card.role)).adapters[name] if found else None
+
+    def adapters_of(self, model: ServedModel) -> list[ServedModel]:
+        """Return a model with each of its adapters."""
+        return [served for pool in self._pools.values() if pool.model is model for served in pool.adapters.values()]
 
     def is_expected(self, name: str) -> bool:
         """Return whether a model that is not served now may be soon: it was known before, or no model has been yet."""
-        return name in self._seen or not self._seen
+        is_known = name in self._seen or any(name in pool.card.adapters for pool in self._pools.values())
+        return is_known or not self._seen
 
     def all(self) -> list[ServedModel]:
         """Return every model."""
@@ -166,7 +181,8 @@ class Models:
 
     def absence(self, name: str) -> str:
         """Return why an expected model cannot answer."""
-        roles = {pool.card.role for pool in self._pools.values() if pool.cards and pool.card.name == name}
+        pools = [pool for pool in self._pools.values() if pool.cards]
+        roles = {pool.card.role for pool in pools if pool.card.name == name or name in pool.card.adapters}
         if roles == {"prefill"}:
             return f"model {name!r} has prefill workers only; a decode worker (--role decode) is needed to answer"
         return f"no instance serves model {one_line(name, SHOWN_CHARACTERS)!r} at the moment; retry later"
@@ -328,6 +344,10 @@ class Models:
         assert isinstance(text, TextModel)
         stages = Stages(routing, self._disaggregation, find_prefill=lambda: self._prefill_of(model))
         model = pool.model = ServedModel(text, stages, pool.preparer)
+        pool.adapters = {
+            name: ServedModel(text, stages, pool.preparer, Adapter(id, name, path=""))
+            for id, name in enumerate(card.adapters, 1)
+        }
 
     def _prefill_of(self, model: ServedModel) -> LiveRouting | None:
         """Return the routing to workers that prefill for a model: the first pool that has any."""

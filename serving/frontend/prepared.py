@@ -12,6 +12,7 @@ from serving.frontend.api.vllm_options import NO_OPTIONS, VllmOptions
 from serving.frontend.shape import AnswerShape
 from serving.model.tokenizer import Ids
 from serving.router.hashing import block_hashes, sequence_hashes
+from serving.worker.protocol import CacheScope
 
 
 class PreparedPrompt:
@@ -24,6 +25,13 @@ class PreparedPrompt:
         self.block_size = block_size
         self.hashes = hashes
         """Sequence hashes of its full blocks."""
+
+    def within(self, scope: CacheScope | None) -> "PreparedPrompt":
+        """Return the prompt with hashes that only prompts of the same scope have."""
+        if scope is None:
+            return self
+        hashes = sequence_hashes(block_hashes(self.tokens, self.block_size), scope.root)
+        return PreparedPrompt(self.tokens, self.block_size, hashes)
 
 
 class Prepared(msgspec.Struct, kw_only=True, tag=True):

@@ -22,6 +22,7 @@ COMMON = (
     "parser of tool calls",
     "parser of reasoning",
     "files of the model",
+    "adapters",
 )
 """The settings on which instances that serve one model together must agree."""
 
@@ -80,6 +81,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     """Whether such an answer can continue on another worker after its own was lost."""
     has_embeddings: bool = False
     """Whether the engine returns embeddings."""
+    adapters: list[str] = []
+    """The LoRA adapters that clients may ask for, by name."""
     tool_call_parser: str = ""
     """The format in which the model calls tools, by vLLM's name of its parser."""
     reasoning_parser: str = ""
@@ -132,7 +135,15 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     def _common(self) -> list[Any]:
         files = sorted(self.files.items())
         parsers = self.tool_call_parser, self.reasoning_parser
-        return [self.name, self.model_type.value, self.namespace, self.kv_cache_block_size, *parsers, files]
+        return [
+            self.name,
+            self.model_type.value,
+            self.namespace,
+            self.kv_cache_block_size,
+            *parsers,
+            files,
+            self.adapters,
+        ]
 
     def is_like(self, other: "ModelCard") -> bool:
         """Return whether two instances were started with the same settings."""

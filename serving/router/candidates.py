@@ -11,11 +11,12 @@ from serving.router.tiers import EVERYTHING, NOTHING, BeyondGpu, PerTier
 
 
 class Prompt(NamedTuple):
-    """What routing needs of a request: its length, its full blocks, and its session if it has one."""
+    """What routing needs of a request: its length, its full blocks, and its session and LoRA adapter if it has one."""
 
     num_tokens: int
     blocks: PromptBlocks
     session: Hashable | None = None
+    adapter: str = ""
 
     def has_tail(self, block_size: int) -> bool:
         """Return whether tokens are left after its full blocks."""

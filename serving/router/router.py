@@ -18,6 +18,7 @@ from collections.abc import Hashable, Sequence
 from itertools import compress
 from typing import Final, Literal
 
+from serving.router.adapters import KnownAdapters
 from serving.router.blocks import PromptBlocks
 from serving.router.board import FEW_RANKS, MANY_RANKS, Board
 from serving.router.books import RankBooks
@@ -78,6 +79,7 @@ class Router:
             ttl_s = config.router_ttl_s
             index = PrefixIndex(closed_events=closed_events) if self.wants_events else PredictedIndex(ttl_s)
             self._caches = Caches(index, ttl_s=ttl_s, predict_s=parsed.predict)
+        self._adapters = KnownAdapters(int(parsed.adapter))
         self._busy_threshold = config.busy_threshold
         self._busy: set[int] = set()
         self._max_queue_depth = config.max_queue_depth
@@ -122,6 +124,7 @@ class Router:
         self._busy.discard(slot)
         self._capacities.pop(slot, None)
         self._full.discard(slot)
+        self._adapters.drop(slot)
         if self._caches is not None:
             self._caches.drop(slot)
         self._polled.pop(slot, None)
@@ -285,6 +288,8 @@ class Router:
             books, reported = self._as_polled(now)
         if self._mode.bound:
             slots = list(compress(slots, within_bound([books[slot].num_requests for slot in slots], self._mode.bound)))
+        if prompt.adapter:
+            slots = self._adapters.preferred(slots, prompt.adapter, books)
         board = self._board_of_many(len(slots))
         on_gpu, beyond = NOTHING_ON_GPU, None
         if self._caches is not None and not is_remote:
@@ -361,6 +366,8 @@ class Router:
         decision, prompt = self._decision(candidates, costs, place), candidates.prompt
         slot = decision.slot
         self.policy.routed(candidates, place)
+        if prompt.adapter:
+            self._adapters.sent(slot, prompt.adapter)
         if is_remote:
             self.book(request_id, slot, prompt, 0)
             self.on_first_token(request_id)  # it only decodes here, and counts as decoding from the start

@@ -114,7 +114,7 @@ class LiveRouting:
         num_tokens, hashes, is_local = wanted.num_tokens, wanted.hashes, wanted.is_local
         only = None if wanted.instance_id is None else self._slot(wanted.instance_id, wanted.dp_rank or 0)
         request, now = next(self._requests), asyncio.get_running_loop().time()
-        prompt = Prompt(num_tokens, PromptBlocks.of(hashes), wanted.session)
+        prompt = Prompt(num_tokens, PromptBlocks.of(hashes), wanted.session, wanted.adapter)
         avoided = self._slots(wanted.avoid)
         decision = self.core.pick(
             request,

@@ -25,6 +25,8 @@ class WantedRank(NamedTuple):
     avoid: Collection[int] = ()
     """Instances that come last."""
     session: str | None = None
+    adapter: str = ""
+    """The LoRA adapter that the request needs."""
     is_refusable: bool = True
     """Whether full workers may refuse it."""
     is_local: bool = True

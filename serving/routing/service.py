@@ -164,7 +164,13 @@ class RouterService:
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         is_local = not (request.kv_transfer_params or {}).get("do_remote_prefill")
         try:
-            wanted = WantedRank(len(tokens), hashes, is_refusable=request.is_refusable, is_local=is_local)
+            wanted = WantedRank(
+                len(tokens),
+                hashes,
+                adapter="" if request.cache_scope is None else request.cache_scope.lora_name,
+                is_refusable=request.is_refusable,
+                is_local=is_local,
+            )
             placement = self._pick(wanted)
         except CallError as error:
             stream.end(str(error), error.kind)

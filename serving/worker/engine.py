@@ -47,6 +47,8 @@ class EngineTraits:
     continues_constrained: bool = False
     """Whether an answer that must look like something can continue here after its worker was lost: a grammar begins again."""
     has_embeddings: bool = False
+    adapters: tuple[str, ...] = ()
+    """The LoRA adapters that clients may ask for, by name."""
     tool_call_parser: str = ""
     """The format in which it calls tools, if it has no model that decides that (see `ModelCard`)."""
     bootstrap: Bootstrap | None = None

@@ -94,6 +94,7 @@ async def _serve(runtime: DistributedRuntime, worker: WorkerConfig, engine: Engi
         guided_decoding=traits.guided_decoding,
         continues_constrained=traits.continues_constrained,
         has_embeddings=traits.has_embeddings,
+        adapters=traits.adapters,
         tool_call_parser=worker.tool_call_parser or traits.tool_call_parser,
         reasoning_parser=worker.reasoning_parser,
     )

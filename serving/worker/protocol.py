@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 from msgspec.msgpack import Ext
+from xxhash import xxh3_64_intdigest
 
 
 class StopConditions(msgspec.Struct, kw_only=True):
@@ -45,6 +46,11 @@ class CacheScope(msgspec.Struct, frozen=True, kw_only=True):
     lora_name: str = ""
     lora_id: int = 0
     lora_path: str = ""
+
+    @property
+    def root(self) -> int:
+        """The hash that takes the place of a prefix before its first blocks."""
+        return xxh3_64_intdigest(msgspec.msgpack.encode(self))
 
 
 class PreprocessedRequest(msgspec.Struct, kw_only=True):

@@ -40,6 +40,7 @@ async def register_llm(
     guided_decoding: Sequence[str] = (),
     continues_constrained: bool = False,
     has_embeddings: bool = False,
+    adapters: Sequence[str] = (),
     tool_call_parser: str = "",
     reasoning_parser: str = "",
 ) -> ModelCard:
@@ -67,6 +68,7 @@ async def register_llm(
         guided_decoding: what the engine can make an answer look like: some of json, regex, choice and grammar.
         continues_constrained: whether such an answer can continue on another worker after its own was lost.
         has_embeddings: whether the engine returns embeddings.
+        adapters: the LoRA adapters that clients may ask for, by name, as if they were models.
         tool_call_parser: the format in which the model calls tools (default: calls stay text).
         reasoning_parser: the format in which the model thinks before it answers (default: it stays text).
 
@@ -99,6 +101,7 @@ async def register_llm(
         guided_decoding=list(guided_decoding),
         continues_constrained=continues_constrained,
         has_embeddings=has_embeddings,
+        adapters=list(adapters),
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
         model_path=model_path,

@@ -60,7 +60,7 @@ def test_an_experiment_compares_three_schedulers(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
-    assert "vLLM 0.32's or SGLang 0.5.23's or TensorRT-LLM's (its Python scheduler of 2026)" in said
+    assert "vLLM 0.33's or SGLang 0.5.23's or TensorRT-LLM's (its Python scheduler of 2026)" in said
     assert re.search(r"Room for KV: vllm [\d,]+ tokens, sglang [\d,]+ tokens, trtllm [\d,]+ tokens", said)
 
 

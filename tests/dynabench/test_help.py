@@ -110,8 +110,7 @@ def test_no_line_of_help_is_wider_than_a_narrow_terminal(command):
             "simulate --speculative-config x",
             "--speculative-config; use --num-speculative-tokens with --acceptance-length, and --speculative-method",
         ),
-        ("sweep --enable_lora", "--enable_lora; LoRA adapters are not simulated"),
-        ("run --enable-lora", "LoRA adapters are not simulated; a real engine takes it in --extra-engine-args"),
+        ("sweep --lora_target_modules", "--lora_target_modules; simulated adapters are on all linear layers"),
         ("run --enforce-eager", "use --timing-file; a real engine takes it in --extra-engine-args"),
         (
             "simulate --engine sglang",

@@ -85,6 +85,39 @@ def test_the_family_of_a_recording_is_found_by_its_first_line(path):
     assert families.step_times(path, timing) == step_times(read(path), timing)
 
 
+def of_release(tmp_path, release):
+    """Return a recording that names another release of vLLM."""
+
+    def rename(rows):
+        rows[0]["scenario"]["vllm_version"] = release
+
+    return edited(FILES[0], tmp_path, rename)
+
+
+@pytest.mark.parametrize(("release", "version"), [("0.32.4", "0.32"), ("0.33.0", "0.33")])
+def test_a_recording_is_replayed_with_the_rules_of_the_version_that_it_names(tmp_path, release, version):
+    assert read(of_release(tmp_path, release)).config.engine_version == version
+
+
+def test_a_recording_of_an_unknown_version_is_refused_unless_one_is_chosen(tmp_path):
+    path = of_release(tmp_path, "0.35.1")
+    with pytest.raises(
+        RecordingError,
+        match=r"recorded from vLLM '0\.35\.1': expected 0\.32 or 0\.33.*choose one with --engine-version",
+    ):
+        families.verify(path)
+    verdict = families.verify(path, "0.33")
+    assert (verdict.version, verdict.difference) == ("0.35.1", None)
+    timing = TimingConfig(timing="constant", constant_prefill_ms=7, constant_decode_ms=3)
+    assert families.step_times(path, timing, "0.32") == step_times(read(FILES[0]), timing)
+
+
+def test_a_version_of_vllm_is_refused_with_a_recording_of_another_engine():
+    path = HERE.parents[1] / "golden" / "sglang-0.5" / "dups.jsonl.gz"
+    with pytest.raises(RecordingError, match=r"engine_version is 0\.33; expected none with a recording of SGLang"):
+        families.verify(path, "0.33")
+
+
 @pytest.mark.parametrize(
     ("named", "message"),
     [

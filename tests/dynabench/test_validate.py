@@ -24,6 +24,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
 from mocker.timing.model import chunk
+from mocker.vllm.versions import RULES
 from reports.figures.metrics import TokenGaps
 from reports.folder import read
 from reports.record.records import Record, Requests
@@ -186,7 +187,7 @@ def test_probes_stay_within_the_engines_limits():
             assert probe.prompt[1] + probe.output[1] < limits[2]
 
 
-def write_calibration(tmp_path, **overhead):
+def write_calibration(tmp_path, release=None, **overhead):
     path = tmp_path / "calibration.json"
     step = dataclasses.asdict(COSTS)
     engine = {
@@ -197,6 +198,8 @@ def write_calibration(tmp_path, **overhead):
         "policy": "fcfs",
         "async_scheduling": False,
     }
+    if release is not None:
+        engine["version"] = release
     measured = {"request_ms": 2.0, "prompt_token_us": 1.0, "spacing_ms": 0.25, "answer_ms": 0.5} | overhead
     found = {"schema": SCHEMA, "engine": engine, "step": step, "overhead": measured, "noise": [0.8, 0.9, 1.3]}
     path.write_text(json.dumps(found))
@@ -527,6 +530,27 @@ def test_a_simulated_engine_schedules_ahead_if_the_calibrated_one_did(tmp_path):
     assert not as_calibrated(Settings(deployed(timing=measured))).deployment.pools[0].mocker.is_async
     chosen = Settings(deployed(engine=EngineConfig(async_scheduling=True), timing=measured))
     assert as_calibrated(chosen).deployment.pools[0].mocker.is_async
+
+
+@pytest.mark.parametrize(("release", "version"), [("0.32.1", "0.32"), ("0.33.0", "0.33"), (None, "0.33")])
+def test_a_simulated_engine_has_the_rules_of_the_version_that_was_calibrated(tmp_path, release, version):
+    measured = TimingConfig(timing_file=write_calibration(tmp_path, release=release))
+    assert resolve(EngineConfig(), measured).config.engine_version == version
+    assert resolve(EngineConfig(engine_version="0.32"), measured).config.engine_version == "0.32"
+    assert resolve(EngineConfig()).config.engine_version == "0.33"
+    simulated = as_calibrated(Settings(deployed(timing=measured))).deployment.pools[0].mocker
+    assert simulated.rules == RULES[version]
+
+
+def test_a_calibration_of_an_unknown_version_is_refused_unless_one_is_chosen(tmp_path):
+    measured = TimingConfig(timing_file=write_calibration(tmp_path, release="0.35.0"))
+    with pytest.raises(ValueError, match=r"timing_file .* was measured on vLLM '0\.35\.0': expected 0\.32 or 0\.33"):
+        resolve(EngineConfig(), measured)
+    assert resolve(EngineConfig(engine_version="0.33"), measured).config.engine_version == "0.33"
+    with pytest.raises(UserError, match=r"the real engine is vLLM '0\.35\.0'.* choose one with --engine-version"):
+        as_calibrated(Settings(deployed(timing=measured)))
+    chosen = Settings(deployed(engine=EngineConfig(engine_version="0.32"), timing=measured))
+    assert as_calibrated(chosen).deployment.pools[0].mocker.engine_version == "0.32"
 
 
 def test_times_of_an_engine_in_the_other_mode_are_told(tmp_path):

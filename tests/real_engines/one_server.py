@@ -7,7 +7,7 @@ import pytest
 
 from serving.engines.mock.engine import EngineConfig, TimingConfig
 from serving.stand_in.config import ApiConfig, HttpConfig, LoraConfig, StandInConfig
-from tests.real_engines.serving_vllm import ONE_USE, until_ready, vllm_serve
+from tests.real_engines.serving_vllm import ONE_USE, installed_version, until_ready, vllm_serve
 from tests.support.stand_ins import served_in_thread
 
 NUM_BLOCKS, BLOCK, LONGEST, BUDGET = 40, 32, 1024, 512
@@ -20,6 +20,7 @@ FLAGS = (
     "--enable-request-id-headers",
 )
 ENGINE = EngineConfig(
+    engine_version=installed_version(),
     num_gpu_blocks=NUM_BLOCKS,
     block_size=BLOCK,
     max_model_len=LONGEST,

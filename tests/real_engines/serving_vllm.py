@@ -5,9 +5,11 @@ import os
 import signal
 import subprocess
 import sys
+from importlib import metadata
 
 import httpx
 
+from mocker.vllm.versions import version_of
 from tests.support.servers import free_port
 from tests.support.waiting import until
 
@@ -26,6 +28,11 @@ ONE_USE = httpx.Limits(max_keepalive_connections=0)
 
 START_S = 480.0
 """Patience with its start: on a busy machine it takes minutes."""
+
+
+def installed_version():
+    """Return whose rules the installed vLLM follows; importing it to ask would take long."""
+    return version_of(metadata.version(metadata.packages_distributions()["vllm"][0]))
 
 
 @contextlib.contextmanager

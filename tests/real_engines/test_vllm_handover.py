@@ -8,7 +8,7 @@ import pytest
 
 from serving.engines.mock.engine import EngineConfig
 from serving.engines.mock.kv.nixl_peer import KvHandoverConfig
-from tests.real_engines.serving_vllm import until_ready, vllm_serve
+from tests.real_engines.serving_vllm import installed_version, until_ready, vllm_serve
 from tests.real_engines.test_vllm_by_url import TRANSFER
 from tests.stand_in.support import running
 from tests.support.proxies import NONE
@@ -32,7 +32,7 @@ def theirs(folder, tmp_path_factory):
 def ours(folder):
     """Ask a stand-in for the same instance, new each time."""
     handover = KvHandoverConfig(side_channel_host="127.0.0.1", side_channel_port=0)
-    engine = EngineConfig(block_size=32, num_gpu_blocks=200)
+    engine = EngineConfig(engine_version=installed_version(), block_size=32, num_gpu_blocks=200)
 
     def ask(*bodies):
         async def talk():

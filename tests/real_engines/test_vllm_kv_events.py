@@ -18,6 +18,7 @@ from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.worker.protocol import CacheScope
 from tests.real_engines.conftest import ROOT
+from tests.real_engines.serving_vllm import installed_version
 from tests.stand_in.kv_subscriber import Subscriber
 from tests.stand_in.test_kv_events import World
 from tests.support.waiting import in_time, until_async
@@ -138,7 +139,9 @@ def test_both_publish_the_same(folder, tmp_path, is_async, algorithm, is_short):
     outputs, theirs = of_vllm(folder, tmp_path / "v", scenario, environment)
 
     config = StandInConfig(
-        engine=EngineConfig(**SETTINGS, num_gpu_blocks=NUM_BLOCKS, async_scheduling=is_async),
+        engine=EngineConfig(
+            engine_version=installed_version(), **SETTINGS, num_gpu_blocks=NUM_BLOCKS, async_scheduling=is_async
+        ),
         timing=TimingConfig(timing="constant", speedup_ratio=100.0),
         kv_events=KvEventsConfig(
             endpoint=f"ipc://{tmp_path}/e",

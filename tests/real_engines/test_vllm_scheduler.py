@@ -20,6 +20,7 @@ from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
 from mocker.vllm.core import VllmCore
+from tests.real_engines.serving_vllm import installed_version
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.filterwarnings("ignore")]  # vLLM's imports warn
 NUM_SCENARIOS = 60
@@ -117,6 +118,7 @@ def config_of(rng, is_async, kv_role):
     budget = rng.choice([4, 5, 8, 9, 12, 16, 16, 32])
     size = rng.choice([1, 2, 4, 4, 4, 8])
     config = EngineConfig(
+        engine_version=installed_version(),
         block_size=size,
         num_gpu_blocks=1 + rng.choice([28, 32, 36, 44, 52, 76, 156]) // size,
         max_num_seqs=(seats := min(rng.choice([1, 2, 3, 4, 8]), budget)),
@@ -133,6 +135,8 @@ def config_of(rng, is_async, kv_role):
         kv_role=kv_role,
         kv_load_failure_policy=rng.choice(["fail", "recompute"]),
     )
+    if config.rules.holds_prefills and rng.random() < 0.3:
+        config = replace(config, prefill_schedule_interval=rng.choice([2, 3, 6]))
     if budget >= 12 and rng.random() < 0.2:
         return replace(config, enable_chunked_prefill=False, max_model_len=min(budget, 24))
     return config
@@ -284,6 +288,7 @@ class VLLM:
                 long_prefill_token_threshold=config.long_prefill_token_threshold,
                 watermark=config.watermark,
                 scheduler_reserve_full_isl=config.scheduler_reserve_full_isl,
+                prefill_schedule_interval=config.prefill_schedule_interval,
             ),
             cache_config=CacheConfig(block_size=size, enable_prefix_caching=config.enable_prefix_caching),
             device_config=DeviceConfig("cpu"),
@@ -331,7 +336,8 @@ class VLLM:
         self.published = []
         self.scheduler.kv_event_publisher.publish = lambda batch: self.published.extend(batch.events)
         init_none_hash(sha256)
-        self._hasher = get_request_block_hasher(size, sha256) if config.enable_prefix_caching else None
+        ahead = [1] if getattr(settings, "num_hash_lookahead_tokens", 0) else []
+        self._hasher = get_request_block_hasher(size, sha256, *ahead) if config.enable_prefix_caching else None
         self._asked = {}
         self._requests = {}
 
@@ -531,7 +537,9 @@ class Ours:
             num_prompt=len(asked.prompt),
             max_tokens=len(asked.answer),
             stop_after=asked.stop_after,
-            chain=BlockChain(content_ids(tokens, self._config.block_size, adapter=adapter)),
+            chain=BlockChain(
+                content_ids(tokens, self._config.block_size, adapter=adapter, num_ahead=self.scheduler.num_named_ahead)
+            ),
             adapter=adapter,
             is_remote_prefill=asked.is_loaded,
             is_remote_decode=asked.is_sent,
@@ -704,7 +712,7 @@ def drive(rng, config, model, variant=PLAIN):
     turn = 0
     while asked or pair.has_work:
         turn += 1
-        assert turn < 3000, "it does not end"
+        assert turn < 3000 * variant.num_stages, "it does not end"
         while asked and asked[0].arrives <= turn:
             pair.add(asked.popleft())
         while aborts and aborts[0].aborted < turn:

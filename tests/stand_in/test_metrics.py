@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -29,6 +30,7 @@ SETTINGS = {
         "api": HERMES,
         "lora": LoraConfig(max_loras=2),
         "kv_handover": KvHandoverConfig(),
+        "engine": replace(SMALL, num_speculative_tokens=3, acceptance_rates="1,1,0", drafting_ms=0),
     },
     "offloading": {
         "engine": EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=4096, num_host_blocks=100),
@@ -37,8 +39,8 @@ SETTINGS = {
 }
 
 
-OF_REFUSED_FLAGS = ("vllm:spec_decode", "vllm:kv_block")
-"""Families that vLLM shows with --speculative-config and --kv-cache-metrics."""
+OF_REFUSED_FLAGS = ("vllm:kv_block",)
+"""Families that vLLM shows with --kv-cache-metrics."""
 
 
 def talk(conversation, **settings):
@@ -370,3 +372,26 @@ def test_an_adapter_is_shown_from_its_first_token_to_its_end():
     assert before == set()
     named = 'vllm:lora_requests_info{max_lora="2",running_lora_adapters="poems",waiting_lora_adapters="poems"}'
     assert named in during
+
+
+def test_drafts_are_counted_by_position_and_tokens_come_with_them():
+    engine = EngineConfig(
+        block_size=16,
+        num_gpu_blocks=200,
+        max_model_len=1024,
+        num_speculative_tokens=2,
+        acceptance_rates="1,0",
+        drafting_ms=0,
+    )
+
+    async def conversation(client):
+        answer = await complete(client, [1, 2, 3], max_tokens=11)
+        assert answer["usage"]["completion_tokens"] == 11
+        return await until_shown(client, "spec_decode_num_drafts_total", 5)
+
+    counted = talk(conversation, engine=engine)
+    assert series(counted, "spec_decode_num_draft_tokens_total") == 10
+    assert series(counted, "spec_decode_num_accepted_tokens_total") == 5
+    assert series(counted, "spec_decode_num_accepted_tokens_per_pos_total", position="0") == 5
+    assert series(counted, "spec_decode_num_accepted_tokens_per_pos_total", position="1") == 0
+    assert series(counted, "generation_tokens_total") == 11

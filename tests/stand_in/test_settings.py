@@ -185,11 +185,28 @@ def test_variables_of_vllm_count():
         made(LLAMA, {"VLLM_SERVER_DEV_MODE": "yes"})
 
 
+DRAFTS = f"{LLAMA} --speculative-config.method mtp --speculative-config.num_speculative_tokens 3"
+SYNTHETIC = "--speculative-config.rejection_sample_method synthetic --speculative-config.synthetic_acceptance"
+
+
+def test_speculation_takes_vllms_synthetic_acceptance():
+    engine = made(f"{DRAFTS} {SYNTHETIC}_length 2.5").engine
+    assert (engine.num_speculative_tokens, engine.speculative_method) == (3, "mtp")
+    assert engine.acceptance_rates == "1.0,0.5,0.0"
+    assert engine.drafting_ms == 0
+    given = made(f"{DRAFTS} {SYNTHETIC}_rates [0.9,0.5,0.25]", gpu="h100").engine
+    assert (given.acceptance_rates, given.drafting_ms) == ("0.9,0.5,0.25", None)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         (f"{LLAMA} -pp 2", "--pipeline-parallel-size 2: engines with several stages are not simulated"),
-        (f"{LLAMA} --speculative-config.method ngram", "speculative decoding is not simulated"),
+        (f"{LLAMA} --spec-tokens 3", "--spec-tokens 3: use --speculative-config"),
+        (f"{LLAMA} --speculative-config.method medusa", "method medusa: expected one of ngram, draft_model, eagle"),
+        (f"{DRAFTS}", 'how many drafts are accepted is not known here; expected "rejection_sample_method"'),
+        (f"{DRAFTS} {SYNTHETIC}_length 5.5", "synthetic_acceptance_length 5.5: expected 1 to 4"),
+        (f"{DRAFTS} {SYNTHETIC}_length 2 --speculative-config.draft_sample_method x", "draft_sample_method: it is not"),
         (f"{LLAMA} --no-swa-bounded-replay", "--no-swa-bounded-replay: windows"),
         (f"{LLAMA} --middleware a b.c", "there is no place for this"),
         (f"{LLAMA} --lora-modules a=b", "--lora-modules a=b: expected --enable-lora"),

@@ -1,6 +1,6 @@
 """Logs of any kind (CSV, JSON Lines or Parquet): the user says which column holds what.
 
-`arrival=ts,input=prompt_tokens,output=completion_tokens`, optionally with `session=`, `hash_ids=` and `priority=`. A name with
+`arrival=ts,input=prompt_tokens,output=completion_tokens`, optionally with `session=`, `hash_ids=`, `priority=` and `adapter=`. A name with
 dots reaches into JSON objects (`usage.prompt_tokens`). The unit of a time is given after a colon (`arrival=ts:ms`) or recognised.
 """
 
@@ -16,7 +16,7 @@ from workloads.row import PER_SECOND, Row
 from workloads.source import FAILED, Source
 
 NEEDED: Final = ("arrival", "input", "output")
-FIELDS: Final = (*NEEDED, "session", "hash_ids", "priority")
+FIELDS: Final = (*NEEDED, "session", "hash_ids", "priority", "adapter")
 EPOCHS: Final = ((1e17, "ns"), (1e14, "us"), (1e11, "ms"))
 """From these numbers on, a time can only be in that unit: 1e11 s is the year 5138."""
 ABSENT: Final = object()
@@ -72,8 +72,8 @@ def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iter
         blocks = source.lengths_only(length) if ids is None else _ids(row, ids, length, source)
         session = values.get("session")
         name = "" if session is None else str(session)
-        priority = Row(values, row.place).priority()
-        yield Request(seconds, length, output, blocks, name, priority=priority)
+        own = Row(values, row.place)
+        yield Request(seconds, length, output, blocks, name, priority=own.priority(), adapter=own.adapter())
     if failed is not None and not is_any_read:  # no request may have failed; the column may have another name
         for name in names.values():
             _value(failed, name)

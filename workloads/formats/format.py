@@ -39,7 +39,7 @@ class Format:
     """The suffix of its files."""
     keeps: frozenset[str] = frozenset()
     """The parts of a workload that it can hold, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
-    `ends`, `priorities`, `fields` of bodies."""
+    `ends`, `priorities`, `adapters`, `fields` of bodies."""
     is_plain: bool = False
     """Whether a single file needs no note on how it was read, because it is a list of requests in order of time."""
 
@@ -62,6 +62,11 @@ def has_list(name: str) -> Detect:
 def json_priority(request: Request) -> dict[str, int]:
     """Return what a JSON row says about a request's priority: nothing if it has none."""
     return {"priority": request.priority} if request.priority else {}
+
+
+def json_adapter(request: Request) -> dict[str, str]:
+    """Return what a JSON row says about a request's adapter: nothing if it has none."""
+    return {"adapter": request.adapter} if request.adapter else {}
 
 
 def csv_priorities(workload: Workload) -> tuple[str, Sequence[str]]:

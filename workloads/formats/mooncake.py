@@ -2,6 +2,7 @@
 
 `{"timestamp": ms, "input_length", "output_length", "hash_ids": [one chained id per block of 512 tokens]}`
 (kvcache-ai/Mooncake, FAST '25). Tools that write such rows leave out `timestamp` or `hash_ids`, or add `priority`.
+We add `adapter`, the LoRA adapter that a request asks for.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import IO, Any
 
 import msgspec
 
-from workloads.formats.format import Format, json_priority
+from workloads.formats.format import Format, json_adapter, json_priority
 from workloads.request import Request
 from workloads.row import Row
 from workloads.source import Source
@@ -29,6 +30,7 @@ def write(workload: Workload, file: IO[bytes]) -> None:
             "output_length": request.output_length,
             "hash_ids": request.hash_ids,
             **json_priority(request),
+            **json_adapter(request),
         }
         file.write(encode(row) + b"\n")
 
@@ -59,7 +61,7 @@ def _read(source: Source) -> Iterator[Request]:
         if is_timed is None:
             is_timed = row.has("timestamp")
         arrival_s = _arrival_s(row, source, is_timed=is_timed)
-        yield Request(arrival_s, *sizes, source.blocks(row, sizes[0]), priority=row.priority())
+        yield Request(arrival_s, *sizes, source.blocks(row, sizes[0]), priority=row.priority(), adapter=row.adapter())
 
 
 def _arrival_s(row: Row, source: Source, *, is_timed: bool) -> float:
@@ -86,6 +88,6 @@ FORMAT = Format(
     read=_read,
     write=write,
     time_unit="ms",
-    keeps=frozenset({"times", "sharing", "priorities"}),
+    keeps=frozenset({"times", "sharing", "priorities", "adapters"}),
     is_plain=True,
 )

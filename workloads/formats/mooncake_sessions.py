@@ -6,7 +6,7 @@ from typing import IO
 import msgspec
 
 from workloads.formats import turns
-from workloads.formats.format import Format, has, json_priority
+from workloads.formats.format import Format, has, json_adapter, json_priority
 from workloads.formats.mooncake import refuse_waits
 from workloads.request import Request
 from workloads.source import Source
@@ -20,7 +20,9 @@ def _read(source: Source) -> Iterator[Request]:
         session, length = row.text("session_id"), row.count("input_length")
         ids, output = source.blocks(row, length), source.output(row, "output_length")
         arrival_s, after, delay_s = turns.timing(row, last.get(session))
-        yield Request(arrival_s, length, output, ids, session, after, delay_s, priority=row.priority())
+        yield Request(
+            arrival_s, length, output, ids, session, after, delay_s, priority=row.priority(), adapter=row.adapter()
+        )
         last[session] = number
 
 
@@ -33,6 +35,7 @@ def _write(workload: Workload, file: IO[bytes]) -> None:
             "output_length": request.output_length,
             "hash_ids": request.hash_ids,
             **json_priority(request),
+            **json_adapter(request),
         }
         row |= (
             {"delay": round(request.delay_s * 1000, 3)}
@@ -49,5 +52,5 @@ FORMAT = Format(
     read=_read,
     write=_write,
     time_unit="ms",
-    keeps=frozenset({"times", "sharing", "sessions", "priorities"}),
+    keeps=frozenset({"times", "sharing", "sessions", "priorities", "adapters"}),
 )

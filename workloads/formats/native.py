@@ -195,6 +195,6 @@ FORMAT = Format(
     write=_write,
     block_size=None,
     block_size_of=block_size,
-    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text", "ends", "priorities", "fields"}),
+    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text", "ends", "priorities", "adapters", "fields"}),
     is_plain=True,
 )

@@ -24,7 +24,9 @@ def _read(source: Source) -> Iterator[Request]:
             continue
         ends: Ends = "stop" if row.values.get("finish_reason") == "stop" else "length"
         arrival_s = row.seconds("intended_s", unit="s", least=None)
-        yield Request(arrival_s, *sizes, source.lengths_only(sizes[0]), ends=ends, priority=row.priority())
+        yield Request(
+            arrival_s, *sizes, source.lengths_only(sizes[0]), ends=ends, priority=row.priority(), adapter=row.adapter()
+        )
 
 
 FORMAT = Format(

@@ -15,6 +15,7 @@ from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_he
 from mocker import EngineConfig
 from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.tiers.config import HostMemory
+from mocker.vllm.versions import NEWEST, EngineVersion, version_of
 
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
@@ -93,20 +94,21 @@ class Recording:
     entries: list[Action | Scheduled | Updated]
 
 
-def read(path: Path) -> Recording:
-    """Read a recording in either format.
+def read(path: Path, version: EngineVersion | None = None) -> Recording:
+    """Read a recording in either format, to be replayed with the rules of a version (None: of the one that it names).
 
     Raises:
-        RecordingError: the file is not a recording, or uses a feature that the mocker does not model.
+        RecordingError: the file is not a recording, or uses a feature that the mocker does not model, or its version is not
+            known.
     """
     try:
         rows = list(rows_of(path))
         if not rows:
             raise RecordingError(f"{path}: the file is empty")
         if is_head(rows[0], "scenario"):
-            recording = _read_compact(path, rows)
+            recording = _read_compact(path, rows, version)
         elif is_head(rows[0], "op"):
-            recording = _read_full(path, rows)
+            recording = _read_full(path, rows, version)
         else:
             raise RecordingError(f"{path}: expected a first line with `scenario` or `op: meta`")
     except MALFORMED as error:
@@ -116,12 +118,24 @@ def read(path: Path) -> Recording:
     return recording
 
 
-def _config(path: Path, settings: Json) -> EngineConfig:
+def _version(path: Path, release: str) -> EngineVersion:
+    try:
+        return version_of(release)
+    except ValueError as error:
+        raise RecordingError(
+            f"{path}: recorded from {error}; choose one with --engine-version (the nearest is {NEWEST}), and its rules are assumed"
+        ) from error
+
+
+def _config(path: Path, settings: Json, version: EngineVersion) -> EngineConfig:
     if settings.get("kv_connector") not in CONNECTORS:
         raise RecordingError(
             f"{path}: recorded with kv_connector {settings['kv_connector']!r}; expected one of {', '.join(CONNECTORS[1:])} or none"
         )
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
+    known["engine_version"] = version
+    if not known.get("max_loras"):
+        known.pop("max_loras", None)  # 0: none
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
     known["speculative_method"] = settings.get("spec_method", "ngram")
@@ -132,11 +146,15 @@ def _config(path: Path, settings: Json) -> EngineConfig:
     return EngineConfig(**known)
 
 
-def _offloading(settings: Json) -> HostMemory | None:
+def _offloading(meta: Json) -> HostMemory | None:
+    settings = meta["config"]
     if settings.get("kv_connector") != "OffloadingConnector":
         return None
     given = settings["kv_connector_extra_config"]
     known = {name: given[name] for name in HostMemory.__dataclass_fields__ if name in given}
+    budget = given.get("sync_load_budget_bytes", 0)
+    if budget:
+        known["load_tokens_within_step"] = budget // meta["kv_bytes_per_token"]
     return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
 
 
@@ -169,7 +187,7 @@ def _layer(layer: Json) -> LayerKv:
     return LayerKv(2 * 2 * layer["heads"] * layer["head_size"], window, layer["kind"] == "chunked")
 
 
-def _read_compact(path: Path, rows: list[Json]) -> Recording:
+def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -> Recording:
     scenario, steps = rows[0]["scenario"], rows[1:]
     for number, row in enumerate(steps):
         if row["step"] != number:
@@ -199,7 +217,9 @@ def _read_compact(path: Path, rows: list[Json]) -> Recording:
             f"{path}: the recording ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} "
             "arrives"
         )
-    return Recording(path, _config(path, settings), scenario["vllm_version"], None, None, 1, None, entries)
+    release = scenario["vllm_version"]
+    config = _config(path, settings, version or _version(path, release))
+    return Recording(path, config, release, None, None, 1, None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -231,9 +251,9 @@ def _updated_in(row: Json) -> Json:
     return facts | ({"wasted": row["wasted"]} if "wasted" in row else {})
 
 
-def _read_full(path: Path, rows: list[Json]) -> Recording:
+def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> Recording:
     meta = rows[0]
-    config = _config(path, meta["config"])
+    config = _config(path, meta["config"], version or _version(path, meta["vllm"]))
     prompts = {
         action["id"]: action for action in _scenario(path, meta["scenario"])["actions"] if "prompt_token_ids" in action
     }
@@ -241,7 +261,7 @@ def _read_full(path: Path, rows: list[Json]) -> Recording:
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
     loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and ids of the blocks to load
-    offloading = _offloading(meta["config"])
+    offloading = _offloading(meta)
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -298,7 +318,7 @@ def _scheduled(row: Json, known: set[str]) -> Json:
     if "cpu_free_chunks" in row:
         meta = row["kv_meta"]
         facts["host_loads"] = {
-            int(number): [load["id"], *row["matched"][load["id"]], load["cpu_chunks"]]
+            int(number): [load["id"], *row["matched"][load["id"]], load["cpu_chunks"], load.get("sync", False)]
             for number, load in meta["load"].items()
         }
         facts["host_stores"] = {int(number): [copy["id"], copy["cpu_chunks"]] for number, copy in meta["store"].items()}

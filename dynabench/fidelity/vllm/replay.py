@@ -147,14 +147,14 @@ class _Replay:
             facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
         facts |= self._tables(facts["scheduled"])
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
+        copies = self._copies(scheduler.offload, entry)
         for sequence in started:
             hits = sequence.num_computed - counts[sequence]
             if sequence not in self._loaded or not hits:  # else it was counted when its load began
                 self._lookups.append(Lookup(sequence, hits))
             self._loaded.discard(sequence)
         facts |= self._transfers(started) | self._state()
-        facts |= self._copies(scheduler.offload, entry)
-        return facts
+        return facts | copies
 
     def _tables(self, scheduled: Json) -> Json:
         """Return the blocks of a step's sequences by number, and where their prompts leave others', if there are groups."""
@@ -186,12 +186,13 @@ class _Replay:
         for copy in work.loads:
             assert isinstance(copy, SequenceCopy)
             sequence, names = copy.sequence, self._chunk_names(offload, copy)
-            slots = entry.facts["host_loads"].get(copy.number, [[]])[-1]
-            hits = copy.num_local
-            self._lookups.append(Lookup(sequence, hits, sequence.num_computed - hits))
+            slots = entry.facts["host_loads"].get(copy.number, [[], False])[-2]
+            self._lookups.append(Lookup(sequence, copy.num_local, copy.num_tokens))
             self._loaded.add(sequence)
             found = slots if [self._in_slots[slot] for slot in slots] == names else names
-            facts["host_loads"][copy.number] = [sequence.id, hits, sequence.num_computed - hits, found]
+            facts["host_loads"][copy.number] = [
+                sequence.id, copy.num_local, copy.num_tokens, found, copy.is_within_step
+            ]  # fmt: skip
         return facts | {"free_host_chunks": offload.host.num_chunks - offload.host.num_used}
 
     def _chunk_names(self, offload: Offload, copy: SequenceCopy) -> list[Hashable]:
@@ -329,7 +330,7 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     """
     # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
     simulated = resolve(replace(recording.config, async_scheduling=False), timing)
-    scheduler = VllmCore(recording.config, simulated.num_blocks)
+    scheduler = VllmCore(recording.config, simulated.num_blocks, max_loras=recording.max_loras)
     sequences: dict[str, Sequence] = {}
     in_flight, found = deque[tuple[Batch | None, float]](), []
     for entry in recording.entries:
@@ -370,7 +371,9 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
     if action.kind == "add":
         if action.id in sequences:
             raise ValueError(f"request {action.id!r} is added twice")
-        sequences[action.id] = sequence = _sequence(action, block_size, len(sequences))
+        sequences[action.id] = sequence = _sequence(
+            action, block_size, len(sequences), num_ahead=scheduler.num_named_ahead
+        )
         scheduler.add(sequence)
     elif action.kind == "abort":
         scheduler.abort(sequences[action.id])
@@ -379,24 +382,31 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
     return None
 
 
-def content_ids(tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "") -> list[Hashable]:
-    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it."""
+def content_ids(
+    tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "", *, num_ahead: int = 0
+) -> list[Hashable]:
+    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it.
+
+    A name may include so many tokens after the block, without which it has none.
+    """
     ids: list[Hashable] = []
     parent: Hashable = ("salt", salt, adapter)
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        parent = hash((parent, tuple(tokens[start : start + block_size])))
+    for start in range(0, len(tokens) - block_size - num_ahead + 1, block_size):
+        parent = hash((parent, tuple(tokens[start : start + block_size + num_ahead])))
         ids.append(parent)
     return ids
 
 
-def _sequence(action: Action, block_size: int, order: int) -> Sequence:
+def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) -> Sequence:
     stop = next((place for place, token in enumerate(action.output) if token in action.stops), None)
     return Sequence(
         action.id,
         num_prompt=len(action.prompt),
         max_tokens=action.max_tokens,
         stop_after=None if stop is None else stop + 1,
-        chain=BlockChain(content_ids(action.prompt + action.output, block_size, action.salt, action.adapter)),
+        chain=BlockChain(
+            content_ids(action.prompt + action.output, block_size, action.salt, action.adapter, num_ahead=num_ahead)
+        ),
         is_remote_prefill=action.remote == "decode",
         is_remote_decode=action.remote == "prefill",
         priority=action.priority,

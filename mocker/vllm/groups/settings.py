@@ -58,9 +58,11 @@ def group_settings(config: EngineConfig, layout: KvLayout, *, num_batches: int) 
             "engine on its own: transfers of several groups are not simulated"
         )
     speculation = Speculation(config)
+    # With the token after a block in its name, no hit is dropped; without prefix caching, there is none.
+    drops_last = speculation.drops_last_hit and not config.rules.hashes_look_ahead
     budget, threshold = config.max_num_batched_tokens, config.long_prefill_token_threshold
     return GroupSettings(
-        groups=tuple(_groups(layout, config, drops_last=speculation.drops_last_hit)),
+        groups=tuple(_groups(layout, config, drops_last=drops_last)),
         unit=config.block_size,
         max_model_len=config.max_model_len or NEVER,
         num_in_flight=budget * num_batches,
@@ -69,8 +71,8 @@ def group_settings(config: EngineConfig, layout: KvLayout, *, num_batches: int) 
         retention_interval=config.prefix_cache_retention_interval,
         num_drafts=speculation.num_drafts,
         num_lookahead=speculation.num_lookahead if speculation.num_drafts else 0,
-        drops_last=speculation.drops_last_hit,
-        counts_last_state_again=True,
+        drops_last=drops_last,
+        counts_last_state_again=not config.rules.counts_state_once,
     )
 
 

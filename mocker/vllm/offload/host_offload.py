@@ -2,6 +2,7 @@
 
     a prompt is admitted           `ask`: this many tokens are there; or ask again, as they are being written or read
       ... and some are there       `load`: a copy to the GPU; the sequence waits for it in `holding`
+      ... and there is budget      `reserve`, then `load` within the step: it computes once the copy has ended
     the end of each `schedule`     `end_schedule`: chunks that its batch completes, and those of sequences that have ended
                                    since, are offered; copies to the host start with the next step
     a GPU block is taken again     while its copy is in progress, though its sequence has ended: the copy is flushed,
@@ -18,7 +19,7 @@ Behind host memory there may be tiers (`mocker/tiers/work.py`), for which the dr
 A prompt must ask again until its reads have ended, and then finds them in host memory. It looks up once, and again only
 if host memory has lost the start of it meanwhile.
 
-Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32; prefetching as in SGLang's HiCache.
+Semantics: OffloadingConnectorScheduler and TieringOffloadingManager of vLLM 0.32 and 0.33; prefetching as in SGLang's HiCache.
 """
 
 from collections.abc import Iterable
@@ -35,6 +36,7 @@ from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.vllm.block_pool import BlockPool
 from mocker.vllm.block_runs import BlockWatch
 from mocker.vllm.offload.offload import Offload
+from mocker.vllm.versions import Rules
 
 
 class State:
@@ -60,7 +62,7 @@ class State:
         self.sources: list[tuple[TierName, Range]] = []
         """The tiers of the chunks that were not in host memory."""
         self.num_offered = 0
-        """Chunks that were offered, or loaded."""
+        """Chunks that were offered, or loaded, since it last asked what is there or, in 0.32, ever."""
         self.copies: dict[SequenceCopy, None] = {}
         self.watch = BlockWatch(sequence)
         """The watch over its blocks, once it has ended."""
@@ -70,7 +72,7 @@ class State:
 class HostOffload(Offload):
     """The scheduler's side of offloading to host memory."""
 
-    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox) -> None:
+    def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox, rules: Rules) -> None:
         """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens.
 
         Without prefix caching on the GPU, what one sequence loads another may load meanwhile: it would not find it there.
@@ -80,8 +82,12 @@ class HostOffload(Offload):
             blocks_per_chunk=memory.blocks_per_chunk,
             eviction_policy=memory.eviction_policy,
             store_threshold=memory.store_threshold,
+            ranks_by_request=rules.ranks_by_request,
         )
         super().__init__(host)
+        self._offers_again = rules.offers_again
+        self._tokens_a_step = self._tokens_left = memory.load_tokens_within_step  # loaded before it computes
+        self.loads_within_step = rules.loads_within_step and self._tokens_a_step > 0
         self._pool = pool
         self.is_prompt_only = memory.offload_prompt_only
         self._size = memory.blocks_per_chunk * block_size
@@ -105,6 +111,8 @@ class HostOffload(Offload):
     def ask(self, sequence: Sequence, num_computed: int) -> int | None:
         """See `Offload`."""
         state, size, chain = self._states.get(sequence), self._size, sequence.chain
+        if state is not None and self._offers_again:
+            state.num_offered = 0
         if state is not None and (state.copies or state.fetches):
             self._hurry(state)
             return None
@@ -131,14 +139,25 @@ class HostOffload(Offload):
             return False
         return not self._is_hasty or all(fetch.is_hurried for fetch in state.fetches)
 
-    def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+    def begin_step(self) -> None:
+        """See `Offload`."""
+        self._tokens_left = self._tokens_a_step
+
+    def reserve(self, num_tokens: int, num_needed: int) -> bool:
+        """See `Offload`: a token must be left to compute, and the budget of the step must suffice."""
+        if num_tokens >= num_needed or num_tokens > self._tokens_left:
+            return False
+        self._tokens_left -= num_tokens
+        return True
+
+    def load(self, sequence: Sequence, num_computed: int, num_tokens: int, *, is_within_step: bool = False) -> None:
         """See `Offload`."""
         start, stop = num_computed // self._size, (num_computed + num_tokens) // self._size
         state = self._state(sequence)
-        self.host.pin(sequence.chain, start, stop, state.uses)
+        self.host.pin(sequence.chain, start, stop, state.uses, delays_others=not is_within_step)
         state.num_offered = stop
         copy = self._copy(sequence, state, [(start, stop)], is_store=False)
-        copy.num_local = num_computed
+        copy.num_local, copy.num_tokens, copy.is_within_step = num_computed, num_tokens, is_within_step
         self._work.loads.append(copy)
         if not sequence.num_preemptions:
             self._note_sources(sequence, state, start, stop, num_computed)
@@ -209,7 +228,7 @@ class HostOffload(Offload):
             self.host.complete_store(sequence.chain, copy.ranges)
         else:
             for start, stop in copy.ranges:
-                self.host.unpin(sequence.chain, start, stop)
+                self.host.unpin(sequence.chain, start, stop, is_load=not copy.is_within_step)
         if self._tiers:
             self._write(sequence, copy.ranges, "write_through" if copy.is_store else "write_through_selective")
         del state.copies[copy]

@@ -28,6 +28,8 @@ class Offload:
         """Whether new prompts are fetched from tiers before it is their turn."""
         self.writes_stores = False
         """Whether a store that has ended is also written to a tier."""
+        self.loads_within_step = False
+        """Whether some loads end before the step computes that asks for them."""
 
     @property
     def is_quiet(self) -> bool:
@@ -51,7 +53,17 @@ class Offload:
         """Return whether a waiting sequence may still look up its chunks in tiers."""
         return False
 
-    def load(self, sequence: Sequence, num_computed: int, num_tokens: int) -> None:
+    def begin_step(self) -> None:
+        """Begin a step in which nothing is reserved yet for loads within it."""
+
+    def reserve(self, num_tokens: int, num_needed: int) -> bool:
+        """Return whether tokens that were found, of the `num_needed` that are to be computed, are loaded within this step.
+
+        What was reserved stays so, even if the load does not start.
+        """
+        return False
+
+    def load(self, sequence: Sequence, num_computed: int, num_tokens: int, *, is_within_step: bool = False) -> None:
         """Start to load this many tokens after those computed."""
         raise NotImplementedError
 

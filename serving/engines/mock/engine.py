@@ -124,6 +124,7 @@ class Mocker:
             guided_decoding=NO_GRAMMAR,
             continues_constrained=True,
             has_embeddings=True,
+            adapters=config.adapter_names if isinstance(config, EngineConfig) else (),
             tool_call_parser=TOOL_CALL_PARSER,
         )
         self._answers = answers

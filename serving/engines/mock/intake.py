@@ -10,10 +10,8 @@ from functools import partial
 from time import monotonic
 from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from mocker import BlockChain, Sequence, SglangConfig, TrtllmConfig
 from mocker.contract import EngineSettings
@@ -182,13 +180,10 @@ class Intake:
         return live
 
     def _names(self, request: PreprocessedRequest, tokens: npt.NDArray[np.uint32], output: list[int]) -> list[int]:
-        """Name the blocks of a prompt and its answer; the frontend has named those of a prompt that anyone may share."""
-        size, scope = self._config.block_size, request.cache_scope
-        given = request.sequence_hashes if scope is None else None
+        """Name the blocks of a prompt and its answer; the frontend has named those of the prompt."""
+        size, scope, given = self._config.block_size, request.cache_scope, request.sequence_hashes
         hashes = np.frombuffer(bytes(given.data), "<u8").tolist() if given else []
-        root = hashes[-1] if hashes else None
-        if scope is not None:
-            root = xxh3_64_intdigest(msgspec.msgpack.encode(scope))
+        root = hashes[-1] if hashes else None if scope is None else scope.root
         tail = np.concatenate([tokens[len(hashes) * size :], np.array(output, np.uint32)])
         named: list[int] = hashes + sequence_hashes(block_hashes(tail, size), root)
         return named

@@ -8,6 +8,7 @@ from time import monotonic
 from mocker import Engine, Sequence, new_engine
 from mocker.contract import NeverAdmittedError
 from mocker.prefix_cache_stats import PrefixCacheStats
+from mocker.speculation.counts import DraftCounts
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Faster
 from serving.engines.kv.params import part_of
@@ -53,6 +54,7 @@ class MockEngine:
             num_ranks=simulated.num_ranks,
             host=simulated.host,
             layout=simulated.layout,
+            adapters=simulated.adapters,
             kv_events=events is not None,
             max_loras=max_loras,
             acceptance=simulated.acceptance,
@@ -132,6 +134,11 @@ class MockEngine:
     def prefix_cache_stats(self) -> PrefixCacheStats:
         """What was looked up in its prefix cache."""
         return self.engine.prefix_cache_stats
+
+    @property
+    def draft_counts(self) -> DraftCounts | None:
+        """What came of its drafts; None if it does not speculate."""
+        return self.engine.draft_counts
 
     def queues(self) -> Queues:
         """Report what the requests here do now."""

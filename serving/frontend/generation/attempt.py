@@ -321,6 +321,7 @@ class Attempts:
             request.rank,
             avoid=self.flight.failed_at,
             session=request.session,
+            adapter="" if request.scope is None else request.scope.lora_name,
             is_refusable=self._is_refusable,
             is_local=transfer is None or not transfer.reads_prompt,
         )

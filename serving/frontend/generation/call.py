@@ -40,7 +40,7 @@ class ChoiceRequest:
     is_held: bool = False
     """Whether the call may last until the prompt's KV has been read."""
     scope: CacheScope | None = None
-    """Whose cached KV it may share, None if everybody's; the prompt's own hashes do not name blocks of a scope."""
+    """Whose cached KV it may share, None if everybody's; the prompt's hashes are within it."""
     num_choices: int = 1
     """How many answers the client wants to the prompt: this is one of them."""
     priority: int = 0
@@ -58,7 +58,7 @@ class ChoiceRequest:
             stop_after=None if end is None else max(end - len(tokens), 1),
         )
         known = np.concatenate([self.prompt.tokens, np.array(tokens, np.uint32)])
-        prompt = PreparedPrompt(known, self.prompt.block_size)
+        prompt = PreparedPrompt(known, self.prompt.block_size).within(self.scope)
         return replace(self, prompt=prompt, conditions=conditions, num_generated=self.num_generated + len(tokens))
 
     def to_prefill(self, params: dict[str, Any]) -> "ChoiceRequest":

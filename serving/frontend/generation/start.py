@@ -106,8 +106,9 @@ def _request(
         ignore_eos=bool(options.ignore_eos if extension.ignore_eos is None else extension.ignore_eos),
         stop_after=extension.stop_after,
     )
+    scope = _scope(prepared.vllm.cache_salt, model.adapter)
     return ChoiceRequest(
-        prompt=prompt,
+        prompt=prompt.within(scope),
         conditions=conditions,
         sampling=_sampling(prepared, index),
         eos_token_ids=model.card.eos_token_ids,
@@ -117,7 +118,7 @@ def _request(
         session=extension.session_id or options.session_id,
         kv_transfer=transfer,
         tools=prepared.tools,
-        scope=_scope(prepared.vllm.cache_salt, model.adapter),
+        scope=scope,
         num_choices=prepared.options.n or 1,
         priority=prepared.vllm.priority,
     )

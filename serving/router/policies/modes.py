@@ -66,6 +66,7 @@ ADDITIONS = {
     "temp": "temp(T): draw from a softmax of the costs at temperature T",
     "eps": "eps(X): any worker within X % of the range of costs counts as best",
     "bound": "bound(X): leave out workers with X (at least 1) or more times the mean of requests in flight, rounded up",
+    "adapter": "adapter(N): prefer workers that have the request's LoRA adapter among the last N, unless they have 1.25 times the mean of requests in flight",
     "predict": "predict(S): in addition to KV events, assume for S seconds that a routed prompt is cached",
     "stale": "stale(MS): see the workers' load and reports as they were when last polled, every MS milliseconds",
     "late": "late(H): hold a request at the router while H or more prefill tokens wait at its worker (virtual time)",
@@ -88,6 +89,7 @@ class Mode:
     temp: float | None = None
     eps: float = 0.0
     bound: float = 0.0
+    adapter: float = 0.0
     predict: float = 0.0
     stale: float = 0.0
     late: float = 0.0
@@ -108,6 +110,10 @@ class Mode:
         if values.get("bound", 1) < 1:
             raise ValueError(
                 f"router_mode {name!r}: bound({values['bound']:g}) leaves out every worker; expected 1 or more"
+            )
+        if (slots := values.get("adapter", 1)) < 1 or slots != int(slots):
+            raise ValueError(
+                f"router_mode {name!r}: adapter({slots:g}); expected a whole number of at least 1, as --max-loras"
             )
         return cls(name, base, **values)
 

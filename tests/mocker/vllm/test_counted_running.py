@@ -121,14 +121,50 @@ def test_a_drafter_with_a_cache_of_its_own_needs_places_ahead(method, num_blocks
     assert one.num_blocks == num_blocks
 
 
-@pytest.mark.parametrize(("method", "num_cached"), [("ngram", 32), ("draft_model", 32), ("eagle3", 16), ("mtp", 16)])
-def test_drafts_from_the_models_own_states_need_the_last_cached_block_again(method, num_cached):
-    made = core(3, speculative_method=method)
+@pytest.mark.parametrize(
+    ("version", "method", "num_cached"),
+    [
+        ("0.32", "ngram", 32),
+        ("0.32", "draft_model", 32),
+        ("0.32", "eagle3", 16),
+        ("0.32", "mtp", 16),
+        ("0.33", "mtp", 32),
+    ],
+)
+def test_drafts_from_the_models_own_states_needed_the_last_cached_block_again(version, method, num_cached):
+    made = core(3, speculative_method=method, engine_version=version)
     made.add(sequence("a", 40, 1, ids=["x", "y"]))
     made.update(made.schedule())
     made.add(one := sequence("b", 40, 9, ids=["x", "y"]))
     made.schedule()
     assert one.cached_tokens == num_cached
+
+
+def test_drafts_of_a_preempted_sequence_are_thrown_away():
+    more = {"num_gpu_blocks": 5, "max_num_batched_tokens": 20, "enable_prefix_caching": False}
+    made = core(3, speculative_method="ngram", **more)
+    made.add(sequence("first", 26, 9))
+    made.add(sequence("second", 20, 9))
+    tokens = [tokens.get("second", 0) for tokens, _ in steps_of(made)]
+    assert tokens[:5] == [0, 14, 6, 4, 4]
+    # Then it is preempted, with 23 tokens and 3 drafts.
+    assert [count for count in tokens[5:] if count][:3] == [20, 3, 4]
+
+
+def test_what_a_victim_was_given_in_the_same_step_is_taken_back():
+    more = {"num_gpu_blocks": 4, "max_num_batched_tokens": 12, "enable_prefix_caching": False}
+    more |= {"scheduling_policy": "priority", "scheduler_reserve_full_isl": False}
+    made = core(2, speculative_method="draft_model", **more)
+    low, high, tail = sequence("low", 4, 9), sequence("high", 10, 9), sequence("tail", 20, 1)
+    low.priority = 1
+    for steps, new in ((1, low), (3, high), (1, tail)):
+        made.add(new)
+        for _ in range(steps):
+            made.update(made.schedule())
+    batch, tokens = scheduled(made)  # high needs a second block, and low, which is before it, has had 3 tokens
+    assert [one.id for one in batch.preempted] == ["low"]
+    assert tokens == {"high": 3, "tail": 7}  # of 12, with one more for each of them
+    assert {one.id: count for one, count in batch.drafts.items()} == {"high": 2}
 
 
 class TestPadding:
@@ -157,6 +193,10 @@ class TestPadding:
         made.add(sequence("none", 1, 1))
         assert scheduled(made)[1] == {"first": 4}
         assert [one.id for one in made.waiting] == ["same", "none"]
+
+    @pytest.mark.parametrize(("max_model_len", "count"), [(36, 1), (37, 4)])
+    def test_only_if_there_is_room_for_the_token_that_comes(self, max_model_len, count):
+        assert scheduled(self.started(max_model_len=max_model_len))[1]["same"] == count
 
     def test_not_if_nothing_is_computed_for_anybody(self):
         made = core(3, speculative_method="ngram")
@@ -229,6 +269,18 @@ def test_asynchronously_the_tokens_of_a_sequence_are_as_many_batches_apart_as_th
     assert [tokens for _, tokens in batches] == [{"a": 10}, {}, {}, {"a": 1}]
 
 
+def test_blocks_of_a_consumer_wait_for_all_batches_that_may_write_them():
+    made = core(0, num_stages=3, kv_role="kv_consumer")
+    made.add(one := sequence("a", 150, 3))
+    batches = [made.schedule() for _ in range(3)]
+    made.abort(one)
+    free = [made.pool.num_free]
+    for batch in batches:
+        made.update(batch)
+        free.append(made.pool.num_free)
+    assert free == [6, 6, 6, 16]
+
+
 # In closed form and counted
 
 
@@ -268,8 +320,12 @@ def events_of(made):
 class Pair:
     """Two cores, one of which counts, asked the same."""
 
-    def __init__(self, config, host):
-        cores = [VllmCore(config, config.num_gpu_blocks, host, is_counted=is_counted) for is_counted in (False, True)]
+    def __init__(self, config, host, max_loras):
+        cores = [
+            VllmCore(config, config.num_gpu_blocks, host, max_loras=max_loras, is_counted=is_counted)
+            for is_counted in (False, True)
+        ]
+        self.has_adapters = max_loras is not None
         self.cores, self.flights = cores, deque()
         self.sequences = ({}, {})
         self.names = {}  # of a block in the one -> in the other
@@ -277,6 +333,8 @@ class Pair:
     def add(self, config, request):
         for made, known in zip(self.cores, self.sequences, strict=True):
             known[request[1]] = one = make(config, request, 1)
+            one.is_token_shipped = False  # vLLM computes it here
+            one.adapter = ("", "a", "b", "c")[request[1] % 4] if self.has_adapters else ""
             made.add(one)
 
     def abort(self, number):
@@ -338,11 +396,11 @@ class Pair:
 
 
 @settings(max_examples=worth(200))
-@given(configs, hosts, workloads(), st.integers(0, 1 << 32))
-def test_counted_or_in_closed_form_the_same_happens(config, host, requests, seed):
+@given(configs, hosts, st.sampled_from([None, 1, 2]), workloads(), st.integers(0, 1 << 32))
+def test_counted_or_in_closed_form_the_same_happens(config, host, max_loras, requests, seed):
     rng = random.Random(seed)
     host = host if config.enable_prefix_caching and not (host and host.tiers) else None
-    pair, depth = Pair(config, host), 1 + int(config.is_async)
+    pair, depth = Pair(config, host, max_loras), 1 + int(config.is_async)
     arrivals = deque(requests)
     aborts = {number: when for when, number, *_, aborted, _, _, _ in requests if aborted is not None}
     loads, copies, turn = [], [], 0

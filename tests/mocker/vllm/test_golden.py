@@ -1,6 +1,7 @@
 """The mocker makes the steps that a real vLLM made."""
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +15,37 @@ PLAIN = sorted((GOLDEN / "vllm-0.32").glob("*.jsonl.gz")) + sorted((GOLDEN / "vl
 
 
 def test_the_recordings_are_here():
-    by_folder = Counter(path.parent.name for path in FILES)
-    assert by_folder == {"vllm-0.32": 16, "vllm-0.32-full": 36, "vllm-0.32-more": 55, "vllm-0.32-hybrid": 34}
-    families = Counter(path.name.split("_")[0] for path in FILES if path.parent.name == "vllm-0.32-more")
-    assert families == {"stop": 8, "pd": 14, "spec": 9, "offload": 9, "lora": 4, "pp": 6, "combo": 5}
+    assert Counter(path.parent.name for path in FILES) == {
+        "vllm-0.32": 16,
+        "vllm-0.32-full": 36,
+        "vllm-0.32-more": 55,
+        "vllm-0.33": 37,
+        "vllm-0.32-hybrid": 34,
+    }
     asynchronous = [path for path in FILES if recordings.read(path).config.async_scheduling]
     assert Counter(path.parent.name for path in asynchronous) == {
         "vllm-0.32-full": 12,
         "vllm-0.32-more": 27,
+        "vllm-0.33": 18,
         "vllm-0.32-hybrid": 12,
     }
+
+
+def test_a_recording_follows_the_rules_of_the_version_that_it_names():
+    versions = {path.parent.name: recordings.read(path).config.engine_version for path in FILES}
+    assert versions == {folder: folder[5:9] for folder in versions}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["lora33_dev1", "interval33_dev1", "offlru33_dev1", "offsync33_dev1", "prio33_dev2", "spec33_dev1", "eagle33_dev1"],
+)
+def test_with_the_rules_of_another_version_a_recording_does_not_reproduce(name):
+    recording = recordings.read(GOLDEN / "vllm-0.33" / f"{name}.sched.jsonl.gz")
+    if recording.offloading is not None:
+        recording.offloading = replace(recording.offloading, load_tokens_within_step=0)
+    recording.config = replace(recording.config, engine_version="0.32", prefill_schedule_interval=1)
+    assert replay.verify(recording).difference is not None
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)

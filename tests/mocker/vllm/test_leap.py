@@ -20,8 +20,11 @@ from mocker.timing.config import TimingConfig
 from mocker.vllm.core import VllmCore
 from tests.support.examples import worth
 
+MAX_LORAS = st.sampled_from([None, None, 1, 2])
+INTERVALS = st.sampled_from([("0.32", 1), ("0.33", 1), ("0.33", 1), ("0.33", 3), ("0.33", 7)])
 configs = st.builds(
-    EngineConfig,
+    lambda rules, **settings: EngineConfig(engine_version=rules[0], prefill_schedule_interval=rules[1], **settings),
+    INTERVALS,
     block_size=st.sampled_from([1, 2, 4, 16]),
     num_gpu_blocks=st.integers(24, 90),
     max_num_seqs=st.integers(1, 6),
@@ -57,6 +60,7 @@ hosts = st.none() | st.builds(
     blocks_per_chunk=st.sampled_from([1, 1, 2, 3]),
     eviction_policy=st.sampled_from(["lru", "arc"]),
     store_threshold=st.sampled_from([0, 0, 2]),
+    load_tokens_within_step=st.sampled_from([0, 0, 40]),
     offload_prompt_only=st.booleans(),
     chunk_bytes=st.just(1.0),
     bandwidth=st.sampled_from([math.inf, 300.0, 40.0, 7.0]),
@@ -117,6 +121,7 @@ def make(config, request, blocks_per_id):
         chain=chain,
         priority=priority,
         arrival=now + number / 1e9,
+        adapter=("", "a", "b", "c")[number % 4],
     )
     sequence.is_token_shipped = sequence.is_remote_prefill and number % 3 == 0
     sequence.payload = request
@@ -137,10 +142,11 @@ def drive(
     end_at_stores=True,
     layout=None,
     is_counted=False,
+    max_loras=None,
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     num_blocks = config.num_gpu_blocks * (1 if layout is None else len(layout.groups))
-    core = VllmCore(config, num_blocks, host, layout, is_counted=is_counted)
+    core = VllmCore(config, num_blocks, host, layout, max_loras=max_loras, is_counted=is_counted)
     engine = Engine(config, core, resolve(config, timing).timing, host=host, kv_events=True, ordered_events=ordered)
     engine._core.has_fast_paths = not one_by_one
     engine.ends_at_stores = end_at_stores
@@ -383,6 +389,7 @@ LOCKED = [
 
 def test_sequences_that_hold_all_blocks_lock_the_engine_up_as_they_do_in_vllm():
     config = EngineConfig(
+        engine_version="0.32",
         block_size=1,
         num_gpu_blocks=24,
         max_num_seqs=1,
@@ -400,10 +407,10 @@ def test_sequences_that_hold_all_blocks_lock_the_engine_up_as_they_do_in_vllm():
 
 
 @settings(max_examples=worth(300))
-@given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6), hosts, st.booleans())
-def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host, end_at_stores):
-    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1, host=host)
-    how = {"max_iterations": 1 << 62, "host": host, "end_at_stores": end_at_stores}
+@given(configs, timings, workloads(), st.lists(st.floats(0, 10), max_size=6), hosts, st.booleans(), MAX_LORAS)
+def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host, end_at_stores, max_loras):
+    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1, host=host, max_loras=max_loras)
+    how = {"max_iterations": 1 << 62, "host": host, "end_at_stores": end_at_stores, "max_loras": max_loras}
     leaping, leap_events, _ = drive(config, timing, requests, **how)
     assert_same(leaping, step_by_step)
     assert leap_events == step_events
@@ -444,10 +451,11 @@ def rounded(rows):
 
 
 @settings(max_examples=worth(150))
-@given(configs, timings, workloads(), hosts)
-def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests, host):
-    plain, plain_events, _ = drive(config, timing, requests, max_iterations=1, one_by_one=True, host=host)
-    fast, fast_events, _ = drive(config, timing, requests, max_iterations=1, host=host)
+@given(configs, timings, workloads(), hosts, MAX_LORAS)
+def test_what_is_scheduled_at_once_is_what_the_rule_schedules_one_by_one(config, timing, requests, host, max_loras):
+    how = {"max_iterations": 1, "host": host, "max_loras": max_loras}
+    plain, plain_events, _ = drive(config, timing, requests, one_by_one=True, **how)
+    fast, fast_events, _ = drive(config, timing, requests, **how)
     assert fast == plain
     assert fast_events == plain_events
 

@@ -504,8 +504,10 @@ def test_synchronously_nothing_is_in_flight_that_could_be_dropped():
 
 
 def test_nothing_is_dropped_of_who_is_preempted_after_a_step_without_it():
-    # `v` needs a block and is its own victim, so `c` behind it gets nothing; then `a` takes the block that `c` needs.
-    made = scheduler(num_blocks=3, async_scheduling=True, kv_role="kv_producer", scheduling_policy="priority")
+    # `v` needs a block and is its own victim, so in vLLM 0.32 `c` behind it gets nothing; then `a` takes the block that `c` needs.
+    made = scheduler(
+        num_blocks=3, async_scheduling=True, kv_role="kv_producer", scheduling_policy="priority", engine_version="0.32"
+    )
     v, c = local("v", 15, 4, priority=5), local("c", 16, 4, priority=1)
     queue(made, local("a", 14, 4), v)
     first = made.schedule()

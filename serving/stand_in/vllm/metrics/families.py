@@ -36,7 +36,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     is_per_engine: bool = True
     is_there_at_once: bool = True
     """Whether it has samples before anything was counted."""
-    needs: Literal["has_nixl", "has_offloading", "is_kv_consumer", "has_adapters"] | None = None
+    needs: Literal["has_nixl", "has_offloading", "is_kv_consumer", "has_adapters", "speculates"] | None = None
     """The setting that it comes with."""
 
     def start(self) -> Iterable[Labels]:
@@ -54,6 +54,7 @@ class MetricSettings:
     has_offloading: bool = False
     is_kv_consumer: bool = False
     has_adapters: bool = False
+    speculates: bool = False
     has_tool_calls: bool = False
 
 

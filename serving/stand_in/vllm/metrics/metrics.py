@@ -28,6 +28,7 @@ def shown_by(config: StandInConfig, max_model_len: int) -> MetricSettings:
         has_offloading=config.engine.has_host_memory,
         is_kv_consumer=config.engine.has_host_memory or (handover is not None and handover.role != "kv_producer"),
         has_adapters=config.lora is not None,
+        speculates=config.engine.num_speculative_tokens > 0,
         has_tool_calls=bool(config.api.tool_call_parser),
     )
 

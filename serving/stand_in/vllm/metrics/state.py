@@ -22,6 +22,21 @@ def state_of(rank: MockEngine, *, has_connector: bool) -> Values:
         "vllm:num_requests_kv_fetch_by_stage": {(stage,): count for stage, count in zip(STAGES, fetching, strict=True)},
         "vllm:kv_cache_usage_perc": {(): queues.kv_usage},
         **_cached(rank, has_connector=has_connector),
+        **_drafted(rank),
+    }
+
+
+def _drafted(rank: MockEngine) -> Values:
+    counts = rank.draft_counts
+    if counts is None:
+        return {}
+    return {
+        "vllm:spec_decode_num_drafts": {(): counts.steps},
+        "vllm:spec_decode_num_draft_tokens": {(): counts.drafts},
+        "vllm:spec_decode_num_accepted_tokens": {(): sum(counts.accepted)},
+        "vllm:spec_decode_num_accepted_tokens_per_pos": {
+            (str(place),): count for place, count in enumerate(counts.accepted)
+        },
     }
 
 

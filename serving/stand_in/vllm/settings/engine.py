@@ -12,8 +12,11 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, USUAL, server_defaults
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.versions import version_of
 from serving.stand_in.config import RanksConfig
 from serving.stand_in.simulation import SimulationConfig
+from serving.stand_in.vllm.flags.arguments import version
+from serving.stand_in.vllm.settings.speculation import speculation_of
 
 BLOCK_SIZE = 16
 LOW_LATENCY = ("deepep_low_latency", "nixl_ep")
@@ -129,6 +132,7 @@ def simulated_engine(
     longest = _context(timing) if asked in (None, AUTO) else asked
     seqs, tokens = _step_limits(given, own, longest)
     engine = EngineConfig(
+        engine_version=version_of(version()),  # it has the arguments, paths and metrics of that version
         block_size=block_size,
         max_num_seqs=seqs,
         max_num_batched_tokens=tokens,
@@ -137,6 +141,7 @@ def simulated_engine(
         dp_size=num_ranks,
         **same,
         **kv,
+        **speculation_of(given, predicts=own.predicts),
     )
     return _fitted(engine, timing, may_shorten=asked == AUTO or (asked is None and not own.predicts))
 
