@@ -7,6 +7,7 @@ from mocker.core import NewCore, NewCoreOfRanks
 from mocker.counted_engine import CountedEngine
 from mocker.engine import Engine
 from mocker.models.kv_groups import KvLayout
+from mocker.pipelined_engine import PipelinedEngine
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.ranks import SglangRanks
@@ -51,6 +52,7 @@ def new_engine(
     ordered_events: bool = True,
     acceptance: tuple[float, ...] = (),
     seed: int = 0,
+    stage_shares: tuple[float, ...] = (),
 ) -> Engine:
     """Return an idle engine of the family to which its settings belong.
 
@@ -68,10 +70,32 @@ def new_engine(
             one sequence after another.
         acceptance: how often each draft of a step is accepted, by position, if it speculates.
         seed: of what is drawn: how many drafts are accepted, request by request.
+        stage_shares: vLLM: which share of a batch's time each stage of the model takes, if it is cut into stages.
     """
-    if isinstance(config, EngineConfig) and config.num_speculative_tokens:
+    if isinstance(config, EngineConfig) and (config.num_speculative_tokens or stage_shares):
         drafter = RandomDrafter(acceptance, seed) if acceptance else None
-        counted = VllmCore(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events, drafter=drafter)
+        counted = VllmCore(
+            config,
+            num_blocks,
+            host,
+            layout,
+            max_loras=max_loras,
+            kv_events=kv_events,
+            drafter=drafter,
+            num_stages=len(stage_shares) or 1,
+            is_counted=True,
+        )
+        if stage_shares:
+            assert host is None, "engines with stages have no host memory"
+            return PipelinedEngine(
+                config,
+                counted,
+                timing,
+                stage_shares=stage_shares,
+                kv_events=kv_events,
+                ordered_events=ordered_events,
+                drafter=drafter,
+            )
         return CountedEngine(
             config, counted, timing, host=host, kv_events=kv_events, ordered_events=ordered_events, drafter=drafter
         )

@@ -1,9 +1,14 @@
 """LoRA adapters in virtual time: who shares KV, how often adapters are loaded, and what a report says of it."""
 
+from dataclasses import replace
+
 import pytest
 
+from dynabench.arm import Run, Settings
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.experiment.no_effect import no_effect
+from dynabench.live.run import _serving_adapters
 from mocker import EngineConfig
 from reports.summarize import summarize
 from reports.tables.adapters import adapter_grid
@@ -88,3 +93,15 @@ def test_from_the_synthesizer_to_the_report(tmp_path):
     assert f"all {len({request.adapter for request in formats.read(made)})}" in done.stdout
     assert "Which LoRA adapters" in (tmp_path / "out" / "report.html").read_text()
     assert [r.adapter for r in formats.read(tmp_path / "out")] == [r.adapter for r in formats.read(made)]
+
+
+def test_live_mockers_serve_the_adapters_that_requests_name_unless_some_are_given():
+    def served(pool):
+        run = _serving_adapters(Run.alone(Settings(Deployment(pools=(pool,)))), workload("b", "", "a"))
+        return run.deployment.pools[0].mocker.adapter_names
+
+    assert served(Pool(mocker=LORA)) == ("b", "a")
+    assert served(Pool(mocker=replace(LORA, lora_modules="a, b,c"))) == ("a", "b", "c")
+    assert served(Pool()) == ()  # and check_fits refuses it
+    with pytest.raises(WorkloadError, match="workers with engine vllm serve none; expected --url"):
+        served(Pool(engine="vllm"))

@@ -1,8 +1,12 @@
 """LoRA adapters of a model are served like models: listed, asked for by name, and with KV of their own."""
 
 import httpx
+import numpy as np
 import pytest
 
+from serving.frontend.generation.call import ChoiceRequest
+from serving.frontend.prepared import PreparedPrompt
+from serving.worker.protocol import CacheScope, StopConditions
 from tests.support.stacks import running
 
 PROMPT = list(range(1, 129))
@@ -52,3 +56,22 @@ def test_an_adapter_that_is_not_served_is_named(served):
     refused = served.post("/v1/completions", json={"model": "prose", "prompt": PROMPT, "max_tokens": 1})
     assert refused.status_code == 404
     assert "model 'prose' is not served here" in refused.json()["error"]["message"]
+
+
+def test_the_hashes_of_a_prompt_are_those_of_its_adapter_also_after_a_part_of_the_answer():
+    tokens, poems = np.arange(32, dtype=np.uint32), CacheScope(lora_name="poems", lora_id=1)
+    plain = PreparedPrompt(tokens[:24], 8)
+    assert plain.within(None) is plain
+    scoped, salted = plain.within(poems), plain.within(CacheScope(salt="x"))
+    assert len({*plain.hashes, *scoped.hashes, *salted.hashes}) == 9
+    request = ChoiceRequest(
+        prompt=scoped,
+        conditions=StopConditions(max_tokens=20),
+        sampling={},
+        eos_token_ids=[],
+        request_id="r",
+        scope=poems,
+    )
+    after = request.after(tokens[24:].tolist())
+    assert after.prompt.hashes == PreparedPrompt(tokens, 8).within(poems).hashes
+    assert after.prompt.hashes[:3] == scoped.hashes
