@@ -17,7 +17,7 @@ from typing import Protocol, TypeVar
 
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, EngineSettings, HostChunks, NeverAdmittedError, Outbox, Pause, Remaining, View
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
 from mocker.tiers.config import HostMemory
@@ -209,7 +209,7 @@ class NewCore(Protocol[S]):
         config: S,
         num_blocks: int,
         host: HostMemory | None,
-        more: MoreBlocks | None,
+        layout: KvLayout | None,
         *,
         max_loras: int | None,
         kv_events: bool,
@@ -226,7 +226,7 @@ class NewCoreOfRanks(Protocol[S]):
         config: S,
         num_blocks: int,
         host: HostMemory | None,
-        more: MoreBlocks | None,
+        layout: KvLayout | None,
         *,
         num_ranks: int,
         max_loras: int | None,

@@ -38,6 +38,59 @@ class BlockRemoved(NamedTuple):
         return keys[::-1] if self.is_tail_first else keys
 
 
+class BlockGroup(NamedTuple):
+    """Layers of a model that share tables of blocks, as events describe them."""
+
+    number: int
+    kind: str
+    """full_attention, sliding_window, chunked_local_attention or mamba, as in vLLM's events."""
+    window: int
+    """Tokens of a sliding window; 0: it is none."""
+    block_size: int
+    """Tokens in a block of its own."""
+    unit: int
+    """Tokens in a block of a chain: not more."""
+    is_routed: bool
+    """Whether routers go by its blocks: the first group that keeps all tokens, whose cached prefixes no hit exceeds."""
+
+    def name(self, chain: BlockChain, num_tokens: int) -> Hashable:
+        """Name what comes before this many tokens of a chain; inside a block of the chain, that block's name is it."""
+        return chain.key(-(-num_tokens // self.unit) - 1)
+
+
+class GroupStored(NamedTuple):
+    """Blocks of a group are now cached, each of `size` tokens.
+
+    Of those with a chain's tokens `start` to `stop`, they are the ones that end at `ends`: what a group need not keep for
+    later hits is left out, and can be all.
+    """
+
+    chain: BlockChain
+    group: BlockGroup
+    size: int
+    start: int
+    stop: int
+    ends: tuple[int, ...]
+
+    def keys(self) -> list[Hashable]:
+        """Name the blocks that are cached, first to last."""
+        return [self.group.name(self.chain, end) for end in self.ends]
+
+
+class GroupRemoved(NamedTuple):
+    """A block of a group was evicted: that with the `size` tokens of a chain before `stop`."""
+
+    chain: BlockChain
+    group: BlockGroup
+    size: int
+    start: int
+    stop: int
+
+    def keys(self) -> list[Hashable]:
+        """Name the block."""
+        return [self.group.name(self.chain, self.stop)]
+
+
 class AllBlocksCleared(NamedTuple):
     """The prefix cache was reset."""
 
@@ -72,6 +125,18 @@ class TierRemoved(NamedTuple):
         return names[::-1] if self.is_tail_first else names
 
 
-BlockEvent = BlockStored | BlockRemoved | AllBlocksCleared
+def for_routers(event: GroupStored | GroupRemoved) -> tuple[int, int]:
+    """Return which blocks of its chain an event is about, as routers see it: from the first to before the second.
+
+    They go by one group, and by whole blocks: the end of a prompt inside a block, which vLLM also names, is nothing to
+    them. Of the group that keeps all tokens, all blocks between an event's ends are cached.
+    """
+    group = event.group
+    if not group.is_routed or event.size < group.block_size:
+        return 0, 0
+    return event.start // group.unit, event.stop // group.unit
+
+
+BlockEvent = BlockStored | BlockRemoved | GroupStored | GroupRemoved | AllBlocksCleared
 TierEvent = TierStored | TierRemoved
 KvEvent = BlockEvent | TierEvent

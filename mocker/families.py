@@ -6,7 +6,7 @@ from mocker.contract import AdapterMemory, EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
 from mocker.counted_engine import CountedEngine
 from mocker.engine import Engine
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.pipelined_engine import PipelinedEngine
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
@@ -45,7 +45,7 @@ def new_engine(
     num_blocks: int,
     num_ranks: int = 1,
     host: HostMemory | None = None,
-    more: MoreBlocks | None = None,
+    layout: KvLayout | None = None,
     max_loras: int | None = None,
     adapters: AdapterMemory | None = None,
     kv_events: bool = True,
@@ -62,7 +62,7 @@ def new_engine(
         num_blocks: KV blocks, vLLM's null block included; SGLang's pages. With several ranks, those of each.
         num_ranks: ranks of attention DP.
         host: its host memory, if it keeps KV there.
-        more: what a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all.
+        layout: the groups of the model's layers, if they do not all keep the same.
         max_loras: how many adapters may run in one iteration (None: sequences have none).
         adapters: where they are and how long it takes to move them (None: no time).
         kv_events: report KV events.
@@ -78,7 +78,7 @@ def new_engine(
             config,
             num_blocks,
             host,
-            more,
+            layout,
             max_loras=max_loras,
             kv_events=kv_events,
             drafter=drafter,
@@ -101,9 +101,9 @@ def new_engine(
         )
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]
-        core = new_core(config, num_blocks, host, more, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
+        core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
     else:
-        core = CORES[type(config)](config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+        core = CORES[type(config)](config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
     return Engine(
         config, core, timing, host=host, adapters=adapters, kv_events=kv_events, ordered_events=ordered_events
     )

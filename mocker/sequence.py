@@ -33,11 +33,10 @@ class Sequence(Position):
         "is_remote_prefill",
         "is_token_shipped",
         "max_tokens",
+        "next_touch",
         "num_blocks",
         "num_cached_blocks",
         "num_limit",
-        "num_more_blocks",
-        "num_more_held",
         "num_preemptions",
         "num_prompt",
         "order",
@@ -102,9 +101,8 @@ class Sequence(Position):
         self.num_limit = num_limit  # tokens at which it ends by length
         self.state = WAITING
         self.order = 0  # its place among waiting ones, by priority only if priorities and arrivals are equal
+        self.next_touch = 0  # computed tokens at which its blocks change next while it decodes, with groups of layers
         self.num_blocks = 0  # allocated; while it decodes, those when it began: its position says how many it has now
-        self.num_more_blocks = 0  # that it holds while it has blocks, for layers that do not keep all tokens
-        self.num_more_held = 0
         self.num_cached_blocks = 0
         self.cached_tokens = 0  # of its prompt, when it was first admitted
         self.host_tokens = self.disk_tokens = self.store_tokens = 0  # those of them that came from beyond the GPU

@@ -27,7 +27,7 @@ def lean(arm: Arm, workload: Workload) -> Arm:
         return arm
     if any(pool.engine_type != "vllm" for pool in deployment.pools):
         return arm  # nobody has shown it for them
-    if any(pool.engine.host is not None or pool.engine.more is not None for pool in pools_of(deployment)):
+    if any(pool.engine.host is not None or pool.engine.layout is not None for pool in pools_of(deployment)):
         return arm  # a cache is more than a prefix there
     return Arm(arm.name, change_setting(arm.settings, UNCACHED["vllm"]), arm.changes)
 

@@ -11,7 +11,7 @@ from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.config import NEWEST, SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
-from mocker.timing.choose import resolve, version_in
+from mocker.timing.choose import groups_of, is_one_table, resolve, version_in
 from mocker.timing.config import TimingConfig
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
@@ -37,6 +37,7 @@ def head_of(
         "Layout": _layouts(deployments),
         "Scheduler": _schedulers(decoders),
         "Room for KV": _rooms(decoders),
+        "KV groups": _each(_groups(pool) for pool in decoders if pool.engine == "mocker"),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -45,9 +46,7 @@ def head_of(
         "Speculation": speculation_of(decoders),
         "Workload": _workload(workload, loads),
         "Step times": describe_step_times(deployments),
-        "Approximated": _each(
-            approximations(pool.timing.shape) for pool in decoders if pool.timing.timing_name == "roofline"
-        ),
+        "Approximated": _each(_approximations(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Not vLLM's defaults": _each(other_defaults(pool) for pool in decoders if pool.engine == "mocker"),
         "Model error": _errors(decoders),
@@ -104,6 +103,34 @@ def _model(pool: Pool) -> str | None:
     said = f"{pool.model}: {summary(shape, pool.timing.kv_dtype)}"
     note = doubt(pool.model or "", shape)
     return f"{said} ({note})" if note else said
+
+
+def _approximations(pool: Pool) -> str:
+    """Return what is not simulated exactly as vLLM does it, in a clause."""
+    found = [approximations(pool.timing.shape)]
+    if pool.engine == "mocker" and is_one_table(pool.engine_config, pool.timing):
+        found.append(
+            "KV is transferred, so layers with windows count as if they kept all tokens, as without vLLM's hybrid manager, "
+            "and states take no blocks"
+        )
+    return "; ".join(filter(None, found))
+
+
+def _groups(pool: Pool) -> str | None:
+    """Say how the layers of a model share blocks if they do not keep the same, and, if it fits, for how much KV is room."""
+    layout = groups_of(pool.engine_config, pool.timing)
+    if layout is None:
+        return None
+    width, sizes = max(len(group.layers) for group in layout.groups), _span(each.block_size for each in layout.groups)
+    groups = f"{layout.summary}, of up to {width} layers"
+    try:
+        engine = resolve(pool.engine_config, pool.timing)
+    except ValueError:  # it does not fit, which is said where that matters
+        return f"{groups}; blocks of {sizes} tokens"
+    return (
+        f"{groups}; {engine.num_usable_blocks:,} blocks of {sizes} tokens: room for {engine.num_usable_tokens:,} tokens in "
+        f"sequences of {engine.config.max_model_len:,}"
+    )
 
 
 def _longer_context(pool: Pool) -> str | None:

@@ -172,7 +172,7 @@ class Cluster:
             num_blocks=simulated.num_blocks,
             num_ranks=simulated.num_ranks,
             host=simulated.host,
-            more=simulated.more,
+            layout=simulated.layout,
             adapters=simulated.adapters,
             kv_events=routing.router.wants_events,
             ordered_events=False,

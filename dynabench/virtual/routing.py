@@ -8,7 +8,7 @@ from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.rank import Rank
 from mocker import AllBlocksCleared, BlockStored
-from mocker.events import KvEvent, TierEvent, TierRemoved, TierStored
+from mocker.events import GroupRemoved, GroupStored, KvEvent, TierEvent, TierRemoved, TierStored, for_routers
 from serving.router import Prompt, Router, RoutingDecision
 from serving.router.index import PrefixIndex
 
@@ -164,12 +164,15 @@ class Routing:
                 continue
             if not is_known:
                 continue  # it left while the events were on their way
-            stop = event.stop if event.stop < chain.num_named else chain.num_named
-            if event.start < stop:
-                if isinstance(event, BlockStored):
-                    index.store_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
+            start, stop = event.start, event.stop
+            if isinstance(event, (GroupStored, GroupRemoved)):
+                start, stop = for_routers(event)
+            stop = stop if stop < chain.num_named else chain.num_named
+            if start < stop:
+                if isinstance(event, (BlockStored, GroupStored)):
+                    index.store_blocks(slot, chain.ids, start, stop, chain.blocks_per_id)
                 else:
-                    index.remove_blocks(slot, chain.ids, event.start, stop, chain.blocks_per_id)
+                    index.remove_blocks(slot, chain.ids, start, stop, chain.blocks_per_id)
 
 
 class Routers(NamedTuple):

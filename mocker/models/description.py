@@ -46,7 +46,6 @@ def approximations(shape: ModelShape) -> str:
     """Return what is not simulated exactly as vLLM does it, in a clause; nothing if all is."""
     found = [clause] if (clause := ARCHITECTURES[shape.architecture].approximation) else []
     if any(mixer.state_bytes for mixer, _ in shape.mixers):
-        found.append("prefix hits are counted as if all layers kept KV of all tokens")
         found.append("the times of layers with a state were not measured")
     if any(mixer.index is not None or mixer.compression > 1 for mixer, _ in shape.mixers):
         found.append("the times of sparse attention were not measured")
@@ -54,12 +53,11 @@ def approximations(shape: ModelShape) -> str:
         cache = kv_cache(shape, block_size=16)
     except ValueError as error:
         return str(error)
-    if cache.more is not None:
+    if not cache.is_exact:
         found.insert(
-            0, "blocks of layers that do not keep all tokens are counted at their largest, from admission to end"
+            0,
+            "KV blocks are counted as if compressed layers formed groups like others, and windows beside them took none",
         )
-    elif not cache.is_exact:
-        found.insert(0, "KV blocks are counted as if all layers kept all tokens")
     return "; ".join(found)
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Backlog, NeverAdmittedError, Remaining, View
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.sequence import LOADED, LOADING, OVER, RUNNING, Sequence
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.core import SglangCore, sequence_of
@@ -26,14 +26,14 @@ def new_sglang_core(
     config: SglangConfig,
     num_blocks: int,
     host: HostMemory | None = None,
-    more: MoreBlocks | None = None,
+    layout: KvLayout | None = None,
     *,
     max_loras: int | None = None,
     kv_events: bool = True,
 ) -> SglangCore:
     """Return an idle core for the role that the settings give; see `new_engine` for the arguments."""
     core = CORES.get(config.disaggregation_mode, SglangCore)
-    return core(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+    return core(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
 
 
 class SglangPrefillCore(SglangCore):
@@ -44,12 +44,12 @@ class SglangPrefillCore(SglangCore):
         config: SglangConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
         self._kept: dict[Sequence, Request] = {}
 
     def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
@@ -93,12 +93,12 @@ class SglangDecodeCore(SglangCore):
         config: SglangConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
         scheduler = self.scheduler
         assert isinstance(scheduler, DecodeScheduler)
         self._decoder = scheduler

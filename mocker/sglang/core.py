@@ -12,7 +12,7 @@ from mocker.contract import (
     View,
 )
 from mocker.core import Core
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.sglang.config import SglangConfig
@@ -42,7 +42,7 @@ class SglangCore(Core):
         config: SglangConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
@@ -52,7 +52,7 @@ class SglangCore(Core):
         Raises:
             ValueError: it is to have something that is not modelled.
         """
-        if more is not None:
+        if layout is not None:
             raise ValueError("SGLang's scheduler with layers that do not keep all tokens is not modelled yet")
         if host is not None and host.tiers:
             raise ValueError("storage behind SGLang's host memory (hicache_storage_backend) is not modelled yet")

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from mocker.batch import Batch, BatchOfRanks
 from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
 from mocker.sglang.config import SglangConfig
@@ -38,7 +38,7 @@ class SglangRanks(Core):
         config: SglangConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         num_ranks: int,
         max_loras: int | None = None,
@@ -53,7 +53,7 @@ class SglangRanks(Core):
             raise ValueError(KV_EVENTS_OF_RANKS)
         own = config.of_rank(num_ranks)
         self.ranks = [
-            SglangCore(own, num_blocks, host, more, max_loras=max_loras, kv_events=False) for _ in range(num_ranks)
+            SglangCore(own, num_blocks, host, layout, max_loras=max_loras, kv_events=False) for _ in range(num_ranks)
         ]
         self.outbox = Outbox()
         self.pause: Pause | None = None

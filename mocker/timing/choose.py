@@ -8,7 +8,8 @@ from typing import Any
 
 from mocker.contract import AdapterMemory, EngineSettings
 from mocker.models.catalog import find_model
-from mocker.models.kv_cache import KvCache, MoreBlocks, kv_cache
+from mocker.models.kv_cache import kv_cache, layers_of
+from mocker.models.kv_groups import KvLayout
 from mocker.models.layout import refusal, unmeasured
 from mocker.models.shape import ModelShape
 from mocker.sglang.config import SglangConfig
@@ -58,8 +59,8 @@ class SimulatedEngine:
     """KV blocks; vLLM's include a null block, which holds nothing."""
     host: HostMemory | None
     """Host memory for KV, if any."""
-    more: MoreBlocks | None
-    """What a sequence holds beside the blocks of its tokens, if the model has layers that do not keep all."""
+    layout: KvLayout | None
+    """The groups of the model's layers, if they do not all keep all tokens."""
     noise: tuple[float, ...]
     """Times of a calibrated engine's steps over those of the model: equally likely factors whose mean is 1, or none."""
     is_lockstep: bool
@@ -94,18 +95,24 @@ class SimulatedEngine:
 
     @property
     def num_usable_tokens(self) -> int:
-        """Tokens that sequences can keep in the KV cache."""
-        return self.num_usable_blocks * self.config.block_size
+        """Tokens that sequences can keep in the KV cache; with groups of layers, those of sequences of full length."""
+        if self.layout is None:
+            return self.num_usable_blocks * self.config.block_size
+        length = self.config.max_model_len or DEFAULT_NUM_TOKENS
+        return int(self.num_blocks / self.num_blocks_of(length) * length)
 
     def num_blocks_of(self, num_tokens: int) -> int:
         """Return the blocks that a sequence of this many tokens holds, shared with nobody."""
-        own = -(-num_tokens // self.config.block_size)
-        return own if self.more is None else own + self.more.of(num_tokens)
+        if self.layout is None:
+            return -(-num_tokens // self.config.block_size)
+        config = self.config
+        return self.layout.num_blocks_of(num_tokens, config.max_num_batched_tokens * (1 + config.is_async))
 
     @property
     def longest_sequence(self) -> int:
         """Tokens of the longest sequence that the KV cache can hold alone."""
-        lengths = range(self.num_usable_tokens + 1)
+        sizes = [self.config.block_size] if self.layout is None else [g.block_size for g in self.layout.groups]
+        lengths = range(self.num_usable_blocks * max(sizes) + 1)
         return bisect_right(lengths, self.num_usable_blocks, key=self.num_blocks_of) - 1
 
     @property
@@ -141,8 +148,7 @@ def resolve(
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or _context_length(timing),
     )
-    more = _more_blocks(engine, timing)
-    num_blocks = _given_blocks(engine, more) or _blocks_that_fit(engine, timing)
+    num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
     acceptance = rates_of(engine)
     step_times = _timing_model(engine, timing, num_blocks)
     return SimulatedEngine(
@@ -150,7 +156,7 @@ def resolve(
         Speculating(step_times, _drafting(engine, timing)) if acceptance else step_times,
         num_blocks,
         host=_host_memory(engine, timing),
-        more=more,
+        layout=groups_of(engine, timing),
         noise=() if timing.calibration is None else read_calibration(timing.calibration)["noise"],
         is_lockstep=timing.enable_expert_parallel and engine.dp_size > 1,
         settings=engine,
@@ -270,7 +276,7 @@ def _of_rank(name: str, num_ranks: int, timing: TimingConfig, *, value: str, off
 
 def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
     """Refuse a model whose layers do not all keep all tokens, which only vLLM's scheduler has here."""
-    if timing.timing_name == "roofline" and _kv_cache(engine, timing).more is not None:
+    if timing.timing_name == "roofline" and len(_layout(engine, timing).groups) > 1:
         raise ValueError(
             f"model {timing.model} has layers that do not keep all tokens, which {name}'s scheduler does not have here yet"
         )
@@ -302,7 +308,7 @@ def _pages_that_fit(engine: SglangConfig, timing: TimingConfig, num_all_gpus: in
     free = gpu.memory - (SGLANG_OUTSIDE_TP if num_all_gpus > 1 else SGLANG_OUTSIDE)
     weights = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     room = engine.mem_fraction_static * free - weights
-    page = _kv_cache(engine, timing).block
+    page = _layout(engine, timing).block
     if room < 2 * page:
         raise ValueError(
             f"the weights need {weights / GIB:.1f} GiB on each GPU and leave no room for KV in mem_fraction_static "
@@ -356,7 +362,7 @@ def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig, num_all_g
     needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     needed += peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
     free = max(gpu.memory - needed, 0)
-    block = _kv_cache(engine, timing).block
+    block = _layout(engine, timing).block
     room = engine.kv_cache_free_gpu_memory_fraction * free
     if room < 2 * block:
         raise ValueError(
@@ -365,13 +371,6 @@ def _blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig, num_all_g
             f"({engine.kv_cache_free_gpu_memory_fraction:g}) of that has no room for KV; raise tensor_parallel_size"
         )
     return int(room // block)
-
-
-def _given_blocks(engine: EngineConfig, more: MoreBlocks | None) -> int | None:
-    """Return the blocks that are set, which count as in vLLM: where groups of layers share a pool, those of the pool."""
-    if engine.num_gpu_blocks is None or more is None:
-        return engine.num_gpu_blocks
-    return int(engine.num_gpu_blocks / more.unit)
 
 
 def _context_length(timing: TimingConfig) -> int | None:
@@ -421,16 +420,14 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
         tensor_parallel_size=num_gpus,
         expert_parallel_size=num_expert_gpus,
     )
-    block = _kv_cache(engine, timing).block
     needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     if (drafter := _drafter_shape(engine, timing)) is not None:
         extra = size_of_weights(drafter, num_gpus, num_expert_gpus)
         room, needed = room - extra, needed + extra
-        block += kv_cache(drafter, block_size=engine.block_size, num_gpus=num_gpus, kv_dtype=timing.kv_dtype).block
     if engine.enable_lora:  # vLLM makes the slots before it looks how much room is left
         slots = 2 * engine.max_loras * timing.shape.num_adapter_parameters(engine.max_lora_rank)
         room, needed = room - slots, needed + slots
-    blocks = int(room // block)
+    blocks = int(room // _layout(engine, timing).block)
     if blocks < 2:
         raise ValueError(
             f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "
@@ -439,13 +436,41 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     return blocks
 
 
-def _more_blocks(engine: EngineConfig, timing: TimingConfig) -> MoreBlocks | None:
-    return _kv_cache(engine, timing).more if timing.timing_name == "roofline" else None
+def groups_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout | None:
+    """Return the groups of the model's layers, if it is known and they do not all keep all tokens."""
+    if timing.timing_name != "roofline" or not isinstance(engine, EngineConfig):
+        return None
+    layout = _layout(engine, timing)
+    return None if layout.is_plain else layout
 
 
-def _kv_cache(engine: EngineSettings, timing: TimingConfig) -> KvCache:
-    n = timing.tensor_parallel_size
-    return kv_cache(timing.shape, block_size=engine.block_size, num_gpus=n, kv_dtype=timing.kv_dtype)
+def is_one_table(engine: EngineSettings, timing: TimingConfig) -> bool:
+    """Return whether layers are counted as if all kept all tokens, because KV is transferred."""
+    if timing.timing_name != "roofline" or not (isinstance(engine, EngineConfig) and _transfers(engine)):
+        return False
+    return any(not layer.is_full for layer in layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype))
+
+
+def _transfers(engine: EngineConfig) -> bool:
+    return engine.kv_role is not None or engine.has_host_memory
+
+
+def _layout(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
+    """Return how the model's layers keep KV; vLLM transfers KV, to another engine or host memory, from one table only."""
+    state_block_size, transfers, drafter = None, False, None
+    if isinstance(engine, EngineConfig):
+        drafter = _drafter_shape(engine, timing)
+        state_block_size = None if engine.enable_prefix_caching else engine.max_model_len or _context_length(timing)
+        transfers = _transfers(engine)
+    return kv_cache(
+        timing.shape,
+        block_size=engine.block_size,
+        num_gpus=timing.tensor_parallel_size,
+        kv_dtype=timing.kv_dtype,
+        state_block_size=state_block_size,
+        drafter=drafter,
+        is_one_table=transfers,
+    ).layout
 
 
 def _host_memory(engine: EngineConfig, timing: TimingConfig) -> HostMemory | None:
@@ -607,7 +632,7 @@ def _drafting(engine: EngineConfig, timing: TimingConfig) -> Drafting:
     speedup = timing.decode_speedup
     if engine.drafting_ms is not None:
         return FixedDrafting(engine.drafting_ms / 1000 / speedup)
-    if method == "ngram":
+    if method in ("ngram", "ngram_gpu"):
         return FixedDrafting(0.0)
     if timing.timing_name != "roofline":
         raise ValueError(
@@ -622,7 +647,7 @@ def _drafting(engine: EngineConfig, timing: TimingConfig) -> Drafting:
 
 def _drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | None:
     """Return what drafts: a model of its own, or a layer that shares the model's embeddings and head; None: neither."""
-    if not engine.num_speculative_tokens or engine.speculative_method == "ngram":
+    if not engine.num_speculative_tokens or engine.speculative_method in ("ngram", "ngram_gpu"):
         return None
     return (
         find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)

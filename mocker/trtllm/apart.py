@@ -15,7 +15,7 @@ from typing import Final
 
 from mocker.batch import Batch
 from mocker.contract import NeverAdmittedError, View
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.sequence import LOADED, LOADING, OVER, Sequence
 from mocker.tiers.config import HostMemory
 from mocker.trtllm.config import TrtllmConfig
@@ -27,14 +27,14 @@ def new_trtllm_core(
     config: TrtllmConfig,
     num_blocks: int,
     host: HostMemory | None = None,
-    more: MoreBlocks | None = None,
+    layout: KvLayout | None = None,
     *,
     max_loras: int | None = None,
     kv_events: bool = True,
 ) -> TrtllmCore:
     """Return an idle core for the role that the settings give; see `new_engine` for the arguments."""
     core = CORES.get(config.server_role, TrtllmCore)
-    return core(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+    return core(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
 
 
 class TrtllmContextCore(TrtllmCore):
@@ -45,12 +45,12 @@ class TrtllmContextCore(TrtllmCore):
         config: TrtllmConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
         self._kept: dict[Sequence, Request] = {}
 
     def _remove(self, ended: list[Request]) -> list[Sequence]:
@@ -90,12 +90,12 @@ class TrtllmGenerationCore(TrtllmCore):
         config: TrtllmConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
         self._loading: dict[Sequence, Request] = {}
         """Those whose KV is on its way, aborted ones included."""
         self._arrived: dict[Sequence, Request] = {}

@@ -17,7 +17,7 @@ What is refused: host memory, layers that keep less than all tokens, adapters, s
 from mocker.batch import NOBODY, Batch, BatchOfRanks
 from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import LOADED, OVER, RUNNING, WAITING, Sequence
 from mocker.tiers.config import HostMemory
@@ -43,7 +43,7 @@ class TrtllmCore(Core):
         config: TrtllmConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         num_ranks: int = 1,
         max_loras: int | None = None,
@@ -54,7 +54,7 @@ class TrtllmCore(Core):
         Raises:
             ValueError: something is asked for that is not modelled.
         """
-        _refuse(host, more, max_loras)
+        _refuse(host, layout, max_loras)
         if num_ranks > 1 and kv_events and config.enable_block_reuse:
             raise ValueError(KV_EVENTS_OF_RANKS)
         self.config = config
@@ -407,11 +407,11 @@ class TrtllmCore(Core):
         return found
 
 
-def _refuse(host: HostMemory | None, more: MoreBlocks | None, max_loras: int | None) -> None:
+def _refuse(host: HostMemory | None, layout: KvLayout | None, max_loras: int | None) -> None:
     """Refuse what the scheduler has and the core does not model yet, or neither of them."""
     asked = {
         "host memory for KV": host is not None,
-        "layers that do not keep all tokens": more is not None,
+        "layers that do not keep all tokens": layout is not None,
         "LoRA adapters": max_loras is not None,
     }
     for name, is_asked in asked.items():

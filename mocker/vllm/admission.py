@@ -13,9 +13,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
@@ -33,17 +31,15 @@ class Admission:
         self,
         config: EngineConfig,
         memory: Memory,
-        first_blocks: FirstBlocks,
         running: RunningQueue,
         queues: Queues,
-        loads: Loads,
+        loads: Loads | None,
         adapters: AdapterSeats | None,
         outbox: Outbox,
     ) -> None:
         self._max_running = config.max_running
         self._config = config
-        self._pool = memory.pool
-        self._first_blocks = first_blocks
+        self._blocks = memory.blocks
         self._running = running
         self._interval = running.interval
         self._speculation = speculation = Speculation(config)
@@ -74,6 +70,7 @@ class Admission:
                     place += 1
                     continue
                 if sequence.state == LOADED:
+                    assert self._loads is not None, "only loads hold blocks"
                     self._loads.promote(sequence)
             elif num_skipped < len(waiting) and takes_new:
                 sequence = waiting[num_skipped]
@@ -103,18 +100,17 @@ class Admission:
 
     def _try(self, batch: Batch, sequence: Sequence, budget: int) -> tuple[Outcome, int]:
         """Start the sequence whose turn it is, or its load, if possible; return the outcome and what it takes of the budget."""
-        known, computed, hits, loaded = sequence.num_known, sequence.num_computed, 0, 0
+        known, computed, cached, loaded = sequence.num_known, sequence.num_computed, 0, 0
         if not computed:
-            hits = self._first_blocks.num_cached(sequence)
-            computed = hits * self._config.block_size
+            computed = cached = self._blocks.num_cached(sequence)
         if sequence.is_remote_prefill:
-            return self._start_load(sequence, hits, known)
+            return self._start_load(sequence, cached, known)
         if not sequence.num_blocks and sequence.reads_cache:
             more = self._offload.ask(sequence, computed)
             if more is None:
                 return "skip", 0
             if more and not (self._loads_within_step and self._offload.reserve(more, known - computed)):
-                return self._start_load(sequence, hits, computed + more)
+                return self._start_load(sequence, cached, computed + more)
             loaded = more
             computed += loaded
         if self._interval.is_holding and computed < known - 1:
@@ -124,28 +120,31 @@ class Admission:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
             count = budget
-        places, num_padding = computed + count, 0
+        num_padding = 0
         if self._speculates:
             num_padding = self._running.num_padding(batch, computed) if known - computed == 1 else 0
             if num_padding >= budget:
                 return "stop", 0  # vLLM prefers not to start it
-            places = self._speculation.num_places(places + num_padding)
-        reach = max(places, known) if self._config.scheduler_reserve_full_isl else places
+        count += num_padding
+        cut = self._blocks.cut(sequence, computed, count)
+        if cut < count:
+            count, num_padding = cut, 0
         is_alone = not self._running.sequences
-        if self._first_blocks.num_needed(sequence, hits, reach, is_alone=is_alone) > self._pool.num_free:
+        if not count or not self._blocks.fits(sequence, cached, computed, count, is_alone=is_alone):
             return "stop", 0
-        self._start(batch, sequence, hits, computed - loaded, loaded)
-        self._give_first(batch, sequence, count + num_padding, num_padding, places)
-        return "start", count + num_padding + self._num_slots
+        self._start(batch, sequence, cached, computed - loaded, loaded)
+        self._give_first(batch, sequence, count, num_padding)
+        return "start", count + self._num_slots
 
-    def _start_load(self, sequence: Sequence, hits: int, num_computed: int) -> tuple[Outcome, int]:
-        return "start" if self._loads.start(sequence, hits, num_computed) else "stop", 0
+    def _start_load(self, sequence: Sequence, num_local: int, num_computed: int) -> tuple[Outcome, int]:
+        assert self._loads is not None, "KV of several groups comes from nowhere else"
+        return "start" if self._loads.start(sequence, num_local, num_computed) else "stop", 0
 
-    def _start(self, batch: Batch, sequence: Sequence, hits: int, num_local: int, num_loaded: int) -> None:
+    def _start(self, batch: Batch, sequence: Sequence, cached: int, num_local: int, num_loaded: int) -> None:
         """Start a waiting sequence with what is cached; `num_loaded` tokens more are loaded before this step computes."""
         self._queues.leave(sequence)
         if not sequence.num_blocks:
-            self._first_blocks.share(sequence, hits)
+            self._blocks.start(sequence, cached)
         if not sequence.num_computed:  # also if its only token was loaded: vLLM looks it up again
             self._stats.count(sequence, num_local)
         if num_loaded:
@@ -162,11 +161,11 @@ class Admission:
         if self._adapters is not None:
             self._adapters.add(sequence)
 
-    def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int, places: int) -> None:
-        """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and blocks for `places`."""
+    def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
+        """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and its blocks."""
         self._interval.forget(sequence)
+        needed = self._blocks.num_needed(sequence, sequence.num_computed, count)
         computed = sequence.num_computed + count
-        needed = max(num_blocks_of(places, self._config.block_size) - sequence.num_blocks, 0)
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)
         batch.chunks.append((sequence, count))
         self._running.start(batch, sequence, count, num_padding)

@@ -26,33 +26,38 @@ from collections.abc import Hashable
 
 from foundation.galloping import num_held
 from mocker.chain import BlockChain
-from mocker.events import AllBlocksCleared, BlockEvent, BlockRemoved, BlockStored
+from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored
 from mocker.sequence import Sequence
-from mocker.vllm.block_runs import UNHELD, BlockRun, BlockWatch
+from mocker.vllm.block_runs import UNHELD, BlockRun, BlockWatch, LeftBlocks
+from mocker.vllm.pool import Pool
 
 
-class BlockPool:
+class BlockPool(Pool):
     """Allocates blocks, finds cached prefixes and evicts, at a cost per run rather than per block."""
 
     def __init__(self, num_blocks: int, *, enable_prefix_caching: bool) -> None:
-        self.num_blocks = num_blocks
+        super().__init__(num_blocks)
         self.enable_prefix_caching = enable_prefix_caching
-        self.num_blank = num_blocks
+        self._num_blank = num_blocks
         self.num_evictable = 0
-        self.has_listener = True
-        """Whether `events` is filled."""
-        self.events: list[BlockEvent] = []
         self.touched: list[BlockWatch] = []
         """Watches whose blocks were reused, until a caller empties the list."""
         self._index: dict[Hashable, BlockRun] = {}  # id (or (id, offset) where a run starts inside one) -> primary run
         self._copies: dict[Hashable, list[BlockRun]] = {}  # id -> other runs with blocks of that id, oldest first
         self._queue: OrderedDict[BlockRun, None] = OrderedDict()
+        self._watched: dict[Sequence, BlockWatch] = {}  # without prefix caching, of sequences that are about to leave
+        self._left: list[LeftBlocks] = []  # what is on top of the blank blocks, since a watch was among it
         self._runs: dict[Sequence, list[BlockRun]] = {}  # of those that hold any, first to last
 
     @property
     def num_free(self) -> int:
-        """Blocks that can be allocated, cached ones included."""
-        return self.num_blank + self.num_evictable
+        """See `Pool`."""
+        return self._num_blank + self.num_evictable
+
+    @property
+    def num_blank(self) -> int:
+        """See `Pool`."""
+        return self._num_blank
 
     # What the scheduler asks
 
@@ -102,8 +107,10 @@ class BlockPool:
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate blocks from the front of the free queue, and evict their content. The caller checks `num_free`."""
-        blank = min(num_blocks, self.num_blank)
-        self.num_blank -= blank
+        blank = min(num_blocks, self._num_blank)
+        self._num_blank -= blank
+        if self._left:
+            self._take_left(blank)
         remaining = num_blocks - blank
         while remaining:
             run = next(iter(self._queue))
@@ -114,14 +121,11 @@ class BlockPool:
             remaining -= count
             self._forget(run, run.stop - count)
 
-    def allocate_more(self, sequence: Sequence) -> None:
-        """Allocate what a sequence holds beside the blocks of its tokens; it is never cached."""
-        self.allocate(sequence.num_more_blocks)
-        sequence.num_more_held = sequence.num_more_blocks
-
     def give_back(self, num_blocks: int) -> None:
         """Free blocks that were allocated and never filled."""
-        self.num_blank += num_blocks
+        self._num_blank += num_blocks
+        if self._left:
+            self._left.append(LeftBlocks(None, num_blocks))
 
     def store(self, sequence: Sequence, num_full: int) -> None:
         """Cache a sequence's blocks up to `num_full`, whose tokens are scheduled.
@@ -157,23 +161,28 @@ class BlockPool:
                 run.holders = UNHELD
                 self._queue[run] = None
                 self.num_evictable += run.stop - run.start
-        self.num_blank += num_blocks - sequence.num_cached_blocks + sequence.num_more_held
-        sequence.num_more_held = 0
+        self._num_blank += num_blocks - sequence.num_cached_blocks
+        watch = self._watched.pop(sequence, None) if self._watched else None
+        if watch is not None or self._left:
+            self._left.append(LeftBlocks(watch, num_blocks))
         sequence.num_blocks = sequence.num_cached_blocks = 0
 
     def watch(self, sequence: Sequence, watch: BlockWatch) -> None:
-        """Let a watch know when cached blocks that a sequence holds are reused, until it is off."""
+        """Let a watch know when blocks that a sequence holds, and leaves next, are reused, until it is off."""
+        if not self.enable_prefix_caching:
+            self._watched[sequence] = watch
+            return
         for run in self._runs.get(sequence, ()):
             run.watches = [*[other for other in run.watches if other.is_on], watch]
 
     def reset(self) -> bool:
-        """Forget all cached blocks, or return False if any block is in use."""
+        """See `Pool`."""
         if self.num_free != self.num_blocks:
             return False
         self._index.clear()
         self._copies.clear()
         self._queue.clear()
-        self.num_blank, self.num_evictable = self.num_blocks, 0
+        self._num_blank, self.num_evictable = self.num_blocks, 0
         if self.has_listener:
             self.events.append(AllBlocksCleared())
         return True
@@ -291,10 +300,25 @@ class BlockPool:
     def _report_taken(self, run: BlockRun, start: int) -> None:
         """Report to the watches of a run that its blocks from `start` on are reused."""
         for watch in run.watches:
-            if watch.is_on:
-                if not watch.taken:
-                    self.touched.append(watch)
-                watch.taken.append((start, run.stop))
+            self._report(watch, start, run.stop)
+
+    def _report(self, watch: BlockWatch, start: int, stop: int) -> None:
+        if watch.is_on:
+            if not watch.taken:
+                self.touched.append(watch)
+            watch.taken.append((start, stop))
+
+    def _take_left(self, num_blocks: int) -> None:
+        """Take blank blocks: those that were left last, from the tail; below them are blocks that nobody watches."""
+        while num_blocks and self._left:
+            left = self._left[-1]
+            count = min(num_blocks, left.num_blocks)
+            if left.watch is not None:
+                self._report(left.watch, left.num_blocks - count, left.num_blocks)
+            num_blocks -= count
+            left.num_blocks -= count
+            if not left.num_blocks:
+                self._left.pop()
 
     def _promote(self, chain: BlockChain, start: int, stop: int) -> None:
         """Make the oldest remaining copies of blocks `start` to `stop` primary, replacing the evicted ones."""

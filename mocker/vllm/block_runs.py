@@ -18,6 +18,16 @@ class BlockWatch:
         """Blocks of its chain, from the first to before the second, that were reused since this was emptied."""
 
 
+class LeftBlocks:
+    """Blocks without content that were left together: those of a table that remain, its tail having been taken first."""
+
+    __slots__ = ("num_blocks", "watch")
+
+    def __init__(self, watch: BlockWatch | None, num_blocks: int) -> None:
+        self.watch = watch
+        self.num_blocks = num_blocks
+
+
 UNWATCHED: Final[list[BlockWatch]] = []  # shared, never changed
 UNHELD: Final[dict[Sequence, None]] = {}  # shared, never changed: most of what a full cache holds is held by nobody
 

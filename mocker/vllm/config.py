@@ -14,7 +14,7 @@ from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
 """Settings that have an effect only with adapters."""
 
-SpeculativeMethod = Literal["ngram", "draft_model", "eagle", "eagle3", "mtp"]
+SpeculativeMethod = Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"]
 SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
 AcceptanceMode = Literal["thinking_on", "thinking_off"]
 
@@ -60,6 +60,10 @@ class EngineConfig(OffloadConfig):
 
     enable_prefix_caching: bool = True
     """Reuse the KV blocks of identical prefixes."""
+
+    prefix_cache_retention_interval: Whole | None = 0
+    """Tokens between the places at which later prefix hits may end in layers that keep windows or states, beside the ends
+    of prompts (0: only there; none: after every block). Other layers keep all."""
 
     enable_chunked_prefill: bool = True
     """Allow a prompt to be computed over several steps."""
@@ -113,8 +117,8 @@ class EngineConfig(OffloadConfig):
     """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
 
     speculative_method: SpeculativeMethod = "eagle3"
-    """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling), a smaller
-    model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
+    """What proposes drafts: look-ups in the sequence's own tokens (ngram, which needs synchronous scheduling, or ngram_gpu,
+    which does not), a smaller model (draft_model), or layers on top of the model itself (eagle, eagle3, mtp)."""
 
     draft_model: str | None = None
     """The smaller model of speculative_method draft_model: its Hugging Face id, or a folder or file with a config.json."""
@@ -198,12 +202,6 @@ class EngineConfig(OffloadConfig):
         """Refuse values that no engine can run with."""
         self._take_apart()
         OffloadConfig.__post_init__(self)
-        if self.has_host_memory and not self.enable_prefix_caching:
-            name = "kv_offloading_size" if self.kv_offloading_size else "num_host_blocks"
-            raise ValueError(
-                f"{name} is {getattr(self, name):g}, and enable_prefix_caching is false; expected true, or a "
-                "size of 0: prefix caching is what finds KV in host memory"
-            )
         for name, off, rule in (
             ("prefill_schedule_interval", 1, self.rules.holds_prefills),
             ("sync_load_budget_bytes", 0, self.rules.loads_within_step),

@@ -1,7 +1,7 @@
 """vLLM's scheduler as the core of an engine."""
 
 from mocker.contract import Backlog, HostChunks, NeverAdmittedError, Remaining, View
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.sequence import LOADING, Sequence
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.config import HostMemory
@@ -19,7 +19,7 @@ class VllmCore(Scheduler):
         config: EngineConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         kv_events: bool = True,
@@ -33,7 +33,7 @@ class VllmCore(Scheduler):
             config: the engine's settings.
             num_blocks: KV blocks.
             host: its host memory.
-            more: what a sequence holds beside the blocks of its tokens.
+            layout: the groups of layers that keep different things, if there are any.
             max_loras: how many adapters may run in one iteration.
             kv_events: report KV events.
             drafter: answers for drafts; needed with speculation.
@@ -46,14 +46,14 @@ class VllmCore(Scheduler):
             config,
             num_blocks,
             host,
-            more,
+            layout,
             max_loras=max_loras,
             drafter=drafter,
             num_stages=num_stages,
             is_counted=is_counted,
         )
         self.pool.has_listener = kv_events
-        self.offload.host.has_listener = kv_events
+        self.offload.host.has_listener = kv_events and config.enable_prefix_caching  # without it, vLLM has no events
 
     def publish(self) -> None:
         """See `Core`."""

@@ -21,7 +21,6 @@ from mocker.batch import Batch
 from mocker.position import NEVER
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.speculation.drafter import Drafter
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
@@ -119,7 +118,7 @@ class CountedRunning(RunningQueue):
         budget = self._config.max_num_batched_tokens - self._num_slots
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
         is_holding = self.interval.is_holding
-        sequences, pool, size = self.sequences, self._pool, self._size
+        sequences = self.sequences
         while len(granted) < len(sequences) and budget > 0:
             sequence = sequences[len(granted)]
             counts = self._counts[sequence]
@@ -128,8 +127,9 @@ class CountedRunning(RunningQueue):
                 granted[sequence] = 0
                 continue
             computed = sequence.num_computed + count
-            needed = num_blocks_of(self._speculation.num_places(computed), size) - sequence.num_blocks
-            if needed > 0 and pool.num_free < needed:
+            self._blocks.skip(sequence, sequence.num_computed - counts.num_in_flight + counts.num_stale)
+            needed = self._blocks.num_needed(sequence, sequence.num_computed, count)
+            if needed > 0 and self._blocks.num_free < needed:
                 refund = self._make_room(batch, sequence, needed, granted)
                 if refund is None:
                     break
@@ -160,7 +160,7 @@ class CountedRunning(RunningQueue):
         count = sequence.num_known + counts.num_drafts + placeholders - computed
         if count > 1:
             count = self.cut_to_threshold(count)
-        return min(count, budget, self._limit - computed - 1)
+        return self._blocks.cut(sequence, computed, min(count, budget, self._limit - computed - 1))
 
     def _has_last_in_flight(self, sequence: Sequence, counts: Counts) -> bool:
         """Return whether a batch in flight brings the last token by length, even if all drafts in flight are rejected."""
@@ -170,17 +170,13 @@ class CountedRunning(RunningQueue):
 
     def grant(self, sequence: Sequence, computed: int, needed: int, *, num_cacheable: int) -> None:
         """See `RunningQueue`."""
+        self._blocks.grow(sequence, computed, needed)
         sequence.num_computed = computed
-        if needed > 0:
-            self._pool.allocate(needed)
-            sequence.num_blocks += needed
         self._cache(sequence, num_cacheable)
 
     def _cache(self, sequence: Sequence, num_tokens: int) -> None:
         """Cache the blocks of this many tokens, as far as they can be named."""
-        num_full = min(num_tokens, sequence.num_known - self._named_ahead) // self._size
-        if num_full > sequence.num_cached_blocks:
-            self._pool.store(sequence, num_full)
+        self._blocks.store(sequence, min(num_tokens, sequence.num_known - self._named_ahead))
 
     def num_padding(self, batch: Batch, num_computed: int) -> int:
         """See `RunningQueue`."""
@@ -260,7 +256,7 @@ class CountedRunning(RunningQueue):
         """See `RunningQueue`."""
         self.sequences.remove(sequence)
         sequence.state = WAITING
-        self._pool.release(sequence, sequence.num_blocks)
+        self._blocks.release(sequence)
         self._offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1

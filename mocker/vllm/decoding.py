@@ -8,15 +8,20 @@ position starts or fills a block needs any work.
                 block      it     | block         it       |
 """
 
+from abc import ABC, abstractmethod
+
 from mocker.position import NEVER, Total, num_full, num_started, num_within, starting, starting_or_filling
 from mocker.sequence import Sequence
 from mocker.vllm.block_pool import BlockPool, num_blocks_of
 
 
-class Decoding:
+class Decoding(ABC):
     """Sums over the decoding sequences, and the blocks they allocate and fill."""
 
-    def __init__(self, running: list[Sequence], pool: BlockPool, *, block_size: int, lag: int) -> None:
+    most_blocks = 1
+    """Blocks that a decode allocates at most in an iteration."""
+
+    def __init__(self, running: list[Sequence], *, block_size: int, lag: int) -> None:
         """Start with none of those that run.
 
         A token is known, and its block can be cached, `lag` iterations after it is computed.
@@ -26,7 +31,6 @@ class Decoding:
         self.next_finish = NEVER
         """The iteration at whose end the next of them finishes."""
         self._running = running
-        self._pool = pool
         self._size = block_size
         self._lag = lag
 
@@ -58,19 +62,49 @@ class Decoding:
 
     # Blocks
 
+    @abstractmethod
     def num_new_blocks(self, decodes: list[Sequence], iteration: int) -> int:
-        """Return the number of blocks that these decodes allocate in an iteration."""
+        """Return the number of blocks that these decodes allocate in an iteration, if not fewer."""
+
+    @abstractmethod
+    def num_iterations(self, decodes: list[Sequence], first: int, limit: int) -> int:
+        """Return for how many iterations from `first` on the free blocks suffice, at most `limit`."""
+
+    @abstractmethod
+    def grow(self, decodes: list[Sequence], iteration: int) -> None:
+        """Give each decode a block if it needs one, and cache the block that its known tokens have filled."""
+
+    def grow_in_order(self, decodes: list[Sequence], first: int, stop: int) -> None:
+        """Do the same for iterations `first` to `stop`, exclusive, one after the other."""
+        for iteration in range(first, stop):
+            self.grow(decodes, iteration)
+
+    @abstractmethod
+    def grow_at_once(self, decodes: list[Sequence], first: int, stop: int) -> None:
+        """Do the same for these iterations in any order."""
+
+
+class OneTableDecoding(Decoding):
+    """Decodes that each have one table, whose blocks are counted in runs."""
+
+    def __init__(self, running: list[Sequence], pool: BlockPool, *, block_size: int, lag: int) -> None:
+        """See `Decoding`."""
+        super().__init__(running, block_size=block_size, lag=lag)
+        self._pool = pool
+
+    def num_new_blocks(self, decodes: list[Sequence], iteration: int) -> int:
+        """See `Decoding`."""
         return len(starting(decodes, iteration, self._size))
 
     def num_iterations(self, decodes: list[Sequence], first: int, limit: int) -> int:
-        """Return for how many iterations from `first` on the free blocks suffice, at most `limit`."""
+        """See `Decoding`."""
         size, free = self._size, self._pool.num_free
         if len(decodes) * (limit // size + 1) <= free:
             return limit
         return num_within(lambda count: num_started(decodes, first, first + count, size), free, limit)
 
     def grow(self, decodes: list[Sequence], iteration: int) -> None:
-        """Give each decode a block if it needs one, and cache the block that its known tokens have filled."""
+        """See `Decoding`."""
         pool, size, num_new_known = self._pool, self._size, 1 - self._lag
         if num_new_known:
             touching = starting_or_filling(decodes, iteration, size)
@@ -84,7 +118,7 @@ class Decoding:
                 pool.store(sequence, (computed + num_new_known) // size)
 
     def grow_at_once(self, decodes: list[Sequence], first: int, stop: int) -> None:
-        """Do the same for iterations `first` to `stop`, exclusive, one sequence after the other."""
+        """See `Decoding`; one sequence after the other."""
         pool, size = self._pool, self._size
         taken = num_started(decodes, first, stop, size)
         if taken:

@@ -8,7 +8,6 @@ running    decode  decode  decode  ...  decode  [one partial prompt]
 
 from mocker.batch import Batch
 from mocker.sequence import RUNNING, Sequence
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.memory import Memory
 from mocker.vllm.running import Running
@@ -21,7 +20,7 @@ class FastPaths:
         self._running = running
         self._pool = memory.pool
         self._budget = config.max_num_batched_tokens
-        self._size = config.block_size
+        self._most_blocks = running.decoding.most_blocks
 
     def schedule(self, batch: Batch) -> int | None:
         """Return the rest of the budget, None if the rule has to decide; the batch is then as it was."""
@@ -49,8 +48,10 @@ class FastPaths:
         num_decodes, count, needed = len(decodes), 0, 0
         if partial is not None and budget > num_decodes:
             count = state.chunk_size(partial, budget - num_decodes)
-            needed = max(num_blocks_of(partial.num_computed + count, self._size) - partial.num_blocks, 0)
-        if (num_partial or num_decodes > self._pool.num_free) and not self._suffice(decodes, needed):
+            needed = state.num_needed(partial, partial.num_computed, count) if count else 0
+        if (num_partial or num_decodes * self._most_blocks > self._pool.num_free) and not self._suffice(
+            decodes, needed
+        ):
             return None
         if decodes:
             decoding.grow(decodes, state.iteration)
@@ -64,4 +65,6 @@ class FastPaths:
     def _suffice(self, decodes: list[Sequence], needed: int) -> bool:
         """Return whether the free blocks, beside those needed for a chunk, suffice for all decodes."""
         free, state = self._pool.num_free - needed, self._running
-        return free >= len(decodes) or free >= state.decoding.num_new_blocks(decodes, state.iteration)
+        return free >= len(decodes) * self._most_blocks or free >= state.decoding.num_new_blocks(
+            decodes, state.iteration
+        )

@@ -29,6 +29,8 @@ class Leaps:
         self._interval = running.interval
         self._queues = queues
         self._pool = memory.pool
+        self._most_blocks = running.decoding.most_blocks
+        self._frees_blocks = memory.has_groups  # while sequences decode
         self._retention = memory.retention
         self._offload = memory.offload
         self._has_host = memory.has_host
@@ -44,7 +46,10 @@ class Leaps:
         if self._interval.is_on and self._may_hold():
             return 1
         decodes, size, queues = batch.decodes, self._config.block_size, self._queues
-        if (queues.waiting or queues.holding) and any(s.chain.num_named * size > s.num_prompt for s in decodes):
+        has_waiting = bool(queues.waiting or queues.holding)
+        if has_waiting and self._frees_blocks and len(self._running.sequences) < self._max_running:
+            return 1
+        if has_waiting and any(s.chain.num_named * size > s.num_prompt for s in decodes):
             return 1  # named output blocks, once cached, may admit a waiting sequence
         decoding, first = self._running.decoding, self._running.iteration
         # In flight is `first - 1`, or asynchronously `first - 2`. The count is the same, because then the batch without the
@@ -78,7 +83,7 @@ class Leaps:
 
     def may_evict(self, num_iterations: int) -> bool:
         """Return whether this many more iterations might evict a cached block."""
-        most = len(self._running.sequences) * (num_iterations // self._config.block_size + 1)
+        most = len(self._running.sequences) * self._most_blocks * (num_iterations // self._config.block_size + 1)
         return most > self._pool.num_blank
 
     def take(self, num_iterations: int, *, is_ordered: bool) -> None:
@@ -91,7 +96,6 @@ class Leaps:
         decodes, first, stop = running.steady.decodes, running.iteration, running.iteration + num_iterations
         running.iteration = stop
         if is_ordered:
-            for iteration in range(first, stop):
-                running.decoding.grow(decodes, iteration)
+            running.decoding.grow_in_order(decodes, first, stop)
             return
         running.decoding.grow_at_once(decodes, first, stop)

@@ -10,7 +10,6 @@ from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running_queue import RunningQueue
@@ -24,7 +23,6 @@ class Loads:
         self,
         config: EngineConfig,
         memory: Memory,
-        first_blocks: FirstBlocks,
         running: RunningQueue,
         queues: Queues,
         outbox: Outbox,
@@ -33,8 +31,8 @@ class Loads:
         self._reserves_whole = config.scheduler_reserve_full_isl
         self._num_decode_places = Speculation(config).num_decode_places
         self._fails = config.kv_load_failure_policy == "fail"
-        self._pool = memory.pool
-        self._first_blocks = first_blocks
+        self._pool = memory.runs
+        self._blocks = memory.one_table
         self._running = running
         self._queues = queues
         self._retention = memory.retention
@@ -42,7 +40,7 @@ class Loads:
         self._stats = memory.prefix_cache_stats
         self._outbox = outbox
 
-    def start(self, sequence: Sequence, hits: int, num_computed: int) -> bool:
+    def start(self, sequence: Sequence, num_local: int, num_computed: int) -> bool:
         """Allocate the blocks of this many tokens after the cached ones, and start their load; False if not free.
 
         Blocks that prefills in flight still need stay free, so that loads, which cannot be preempted, never block them.
@@ -50,16 +48,16 @@ class Loads:
         last of all: then it needs none.
         """
         reach = min(num_computed + int(sequence.is_token_shipped), sequence.num_total - 1)
+        hits = num_local // self._size
         if not self._is_free(sequence, hits, reach):
             return False
-        self._first_blocks.share(sequence, hits)
+        self._blocks.start(sequence, num_local)
         sequence.num_blocks = num_blocks_of(reach, self._size)
         self._pool.allocate(sequence.num_blocks - hits)
         sequence.num_computed = num_computed
         sequence.state = LOADING
         self._queues.await_kv(sequence)
         self._running.expect_load(sequence)
-        num_local = hits * self._size
         self._stats.count(sequence, num_local)
         if sequence.is_remote_prefill:
             sequence.is_remote_prefill = False
@@ -76,13 +74,13 @@ class Loads:
         return num_blocks_of(sequence.num_prompt, size) + num_blocks_of(self._num_decode_places, size)
 
     def _is_free(self, sequence: Sequence, hits: int, reach: int) -> bool:
-        free, is_alone, first = self._pool.num_free, not self._running.sequences, self._first_blocks
+        free, is_alone, blocks = self._pool.num_free, not self._running.sequences, self._blocks
         if self._reserves_whole:
             whole = max(reach, sequence.num_known)
-            if first.num_needed(sequence, hits, whole, is_alone=is_alone) > free:
+            if blocks.num_needed_first(sequence, hits, whole, is_alone=is_alone) > free:
                 return False
         reserved = self.num_reserved_blocks() + num_blocks_of(self._num_decode_places, self._size)
-        return first.num_needed(sequence, hits, reach, is_alone=is_alone) + reserved <= free
+        return blocks.num_needed_first(sequence, hits, reach, is_alone=is_alone) + reserved <= free
 
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts.

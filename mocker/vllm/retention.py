@@ -11,17 +11,17 @@ from collections import deque
 
 from mocker.batch import Batch
 from mocker.sequence import Sequence
-from mocker.vllm.block_pool import BlockPool
+from mocker.vllm.blocks import Blocks
 
 
 class Retention:
-    """The sequences that retain blocks of the pool."""
+    """The sequences that retain blocks."""
 
-    def __init__(self, pool: BlockPool, *, has_fence: bool) -> None:
+    def __init__(self, blocks: Blocks, *, has_fence: bool) -> None:
         self.kept: dict[Sequence, None] = {}  # in order
         self.fenced: deque[tuple[int, Sequence]] = deque()  # with the iteration after whose end they are free
         self.has_fence = has_fence
-        self._pool = pool
+        self._blocks = blocks
         self._before = self._latest = Batch(0)  # the two batches closed last, if there is a fence
 
     def keep(self, sequence: Sequence) -> None:
@@ -33,7 +33,7 @@ class Retention:
         if sequence not in self.kept:
             return False
         del self.kept[sequence]
-        self._pool.release(sequence, sequence.num_blocks)
+        self._blocks.release(sequence)
         return True
 
     def fence(self, sequence: Sequence, after: int) -> None:
@@ -44,7 +44,7 @@ class Retention:
         """Free the blocks that waited for iterations before this one, which have ended."""
         while self.fenced and self.fenced[0][0] < num_ended:
             _, sequence = self.fenced.popleft()
-            self._pool.release(sequence, sequence.num_blocks)
+            self._blocks.release(sequence)
 
     # Iterations in flight, at most two: needed only for the fence
 

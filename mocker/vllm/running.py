@@ -16,7 +16,7 @@ from mocker.position import NEVER
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.decoding import Decoding
+from mocker.vllm.decoding import Decoding, OneTableDecoding
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running_queue import RunningQueue
@@ -28,11 +28,16 @@ class Running(RunningQueue):
     def __init__(self, config: EngineConfig, memory: Memory, queues: Queues) -> None:
         super().__init__(config, memory, queues)
         self.lag = int(config.is_async)  # iterations from computing a token to knowing it
-        self.decoding = Decoding(self.sequences, memory.pool, block_size=config.block_size, lag=self.lag)
+        self.decoding = self._decoding(config, memory)
         self.ending: list[Sequence] = []  # no longer decoding, but their last token is not known yet
         self.starved = NOBODY  # in the last iteration
         self.steady: Batch | None = None  # the last batch, if it continues unless something happens
         self._drops_output = config.is_async and config.is_kv_producer
+
+    def _decoding(self, config: EngineConfig, memory: Memory) -> Decoding:
+        """Return what follows for those that decode; called once, at the start."""
+        self._pool = memory.runs
+        return OneTableDecoding(self.sequences, memory.runs, block_size=config.block_size, lag=self.lag)
 
     # The rule
 
@@ -40,7 +45,7 @@ class Running(RunningQueue):
         """See `RunningQueue`."""
         if self.decoding.next_finish < self.iteration:
             self.retire()
-        budget, size = self._config.max_num_batched_tokens, self._size
+        budget = self._config.max_num_batched_tokens
         batch.preempted, batch.starved, batch.delayed = [], [], []
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
         is_holding = self.interval.is_holding
@@ -51,9 +56,12 @@ class Running(RunningQueue):
                 continue
             computed = sequence.computed(self.iteration)
             count = 1 if sequence.decoding else self.chunk_size(sequence, budget)
-            num_blocks = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
-            needed = max(num_blocks_of(computed + count, size) - num_blocks, 0)
-            refund = self._make_room(batch, sequence, needed, granted) if self._pool.num_free < needed else 0
+            if not count:
+                granted[sequence] = 0
+                continue
+            self.leave_behind(sequence)
+            needed = self.num_needed(sequence, computed, count)
+            refund = self._make_room(batch, sequence, needed, granted) if self._blocks.num_free < needed else 0
             if refund is None:
                 break
             budget += refund
@@ -71,6 +79,15 @@ class Running(RunningQueue):
     def chunk_size(self, sequence: Sequence, budget: int) -> int:
         """Return how many tokens of a prefill to compute, with vLLM's cuts in vLLM's order."""
         return min(self.cut_to_threshold(sequence.num_known - sequence.num_computed), budget)
+
+    def leave_behind(self, sequence: Sequence) -> None:
+        """Free what the next tokens of a running sequence no longer see: nothing, if all layers keep everything."""
+
+    def num_needed(self, sequence: Sequence, computed: int, count: int) -> int:
+        """Count the blocks that a running sequence takes for its next tokens."""
+        size = self._size
+        num_blocks = num_blocks_of(computed, size) if sequence.decoding else sequence.num_blocks
+        return max(num_blocks_of(computed + count, size) - num_blocks, 0)
 
     def knows_last(self, sequence: Sequence) -> bool:
         """Return whether the token that a sequence computes next is known, and not still in flight."""
@@ -136,7 +153,7 @@ class Running(RunningQueue):
         self.sequences.remove(sequence)
         sequence.state = WAITING
         self._stop_computing(sequence, was_granted=was_granted, is_dropped=is_dropped)
-        self._pool.release(sequence, sequence.num_blocks)
+        self._blocks.release(sequence)
         self._offload.preempt(sequence)
         sequence.num_computed = 0
         sequence.num_preemptions += 1
@@ -204,7 +221,7 @@ class Running(RunningQueue):
         """Cache the blocks of sequences that have not been scheduled since, which would have cached them."""
         for sequence in [s for s in self.sequences if s in finished or s in self.starved]:
             num_tokens = min(sequence.computed(self.iteration), sequence.num_total - 1)
-            self._pool.store(sequence, num_tokens // self._size)
+            self._blocks.store(sequence, num_tokens)
 
     def leave(self, sequence: Sequence) -> None:
         """See `RunningQueue`."""

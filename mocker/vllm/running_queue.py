@@ -31,7 +31,7 @@ class RunningQueue(ABC):
         self.drains = False
         """Whether a preempted sequence may have to wait until its tokens in flight are known: see `is_draining`."""
         self._config = config
-        self._pool = memory.pool
+        self._blocks = memory.blocks
         self._size = config.block_size
         self._queues = queues
         self._retention = memory.retention
@@ -93,7 +93,7 @@ class RunningQueue(ABC):
         None if nobody can be preempted now.
         """
         refunds = 0
-        while self._pool.num_free < needed:
+        while self._blocks.num_free < needed:
             victim = max(self.sequences, key=priority) if self._by_priority else self.sequences[-1]
             if self._has_fence and self.is_in_flight(victim):
                 return None  # its blocks would not be free at once

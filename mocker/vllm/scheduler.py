@@ -25,17 +25,17 @@ from collections.abc import Iterator
 from mocker.batch import NOBODY, Batch
 from mocker.contract import Outbox, Pause
 from mocker.core import Core
-from mocker.models.kv_cache import MoreBlocks
+from mocker.models.kv_groups import KvLayout
 from mocker.sequence import LOADING, OVER, RUNNING, Sequence
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.config import HostMemory
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.admission import Admission
-from mocker.vllm.block_pool import num_blocks_of
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.counted_running import CountedRunning
 from mocker.vllm.fast_paths import FastPaths
-from mocker.vllm.first_blocks import FirstBlocks
+from mocker.vllm.groups.running import GroupedRunning
+from mocker.vllm.groups.settings import group_settings
 from mocker.vllm.leaps import Leaps
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
@@ -54,7 +54,7 @@ class Scheduler(Core):
         config: EngineConfig,
         num_blocks: int,
         host: HostMemory | None = None,
-        more: MoreBlocks | None = None,
+        layout: KvLayout | None = None,
         *,
         max_loras: int | None = None,
         drafter: Drafter | None = None,
@@ -66,15 +66,17 @@ class Scheduler(Core):
         self.outbox = outbox = Outbox()
         self.pause: Pause | None = None
         self.has_fast_paths = True  # else the rule alone decides, with the same result
-        self._more = more
         self._reset = NOBODY  # preempted by a reset of the prefix cache, until a batch reports them
-        memory = Memory(config, num_blocks, host, outbox, num_stages=num_stages)
+        groups = (
+            None if layout is None else group_settings(config, layout, num_batches=num_stages + int(config.is_async))
+        )
+        memory = Memory(config, num_blocks, host, outbox, groups=groups, num_stages=num_stages)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
-        first_blocks = FirstBlocks(config, memory)
         if max_loras is None and config.enable_lora:
             max_loras = config.max_loras
         adapters = None if max_loras is None else AdapterSeats(max_loras, config.rules)
         self._has_host = memory.has_host
+        self._has_groups = memory.has_groups
         self._queues = queues
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
@@ -82,19 +84,23 @@ class Scheduler(Core):
         if is_counted or config.num_speculative_tokens or num_stages > 1:
             running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
         else:
-            running = in_closed_form = Running(config, memory, queues)
+            kind = GroupedRunning if memory.has_groups else Running
+            running = in_closed_form = kind(config, memory, queues)
             self._fast_paths = FastPaths(config, memory, in_closed_form)
             self._leaps = Leaps(config, memory, in_closed_form, queues, has_adapters=adapters is not None)
         self._running = running
         self._interval = running.interval if running.interval.is_on else None
         self.is_counted = self._fast_paths is None
         """Whether batches say how many tokens each decode has."""
-        self._loads = Loads(config, memory, first_blocks, self._running, queues, outbox)
-        self._admission = Admission(config, memory, first_blocks, self._running, queues, self._loads, adapters, outbox)
-        self._offers = Offers(config, memory, first_blocks, self._running)
+        self._loads: Loads | None = None
+        if not memory.has_groups:
+            self._loads = Loads(config, memory, self._running, queues, outbox)
+        self._admission = Admission(config, memory, self._running, queues, self._loads, adapters, outbox)
+        self._offers = Offers(memory, self._running)
         self._speculation = Speculation(config)
         # What callers read. The lists stay the same ones.
         self.pool = memory.pool
+        self.blocks = memory.blocks
         self.offload = memory.offload
         self.retention = memory.retention
         self.num_named_ahead = memory.num_named_ahead
@@ -116,6 +122,8 @@ class Scheduler(Core):
         running = self._running
         if self._offers.to_prefetch:
             self._offers.prefetch()
+        if self._has_groups:
+            self.blocks.begin_step()
         batch, fast_paths, interval = Batch(running.iteration), self._fast_paths, self._interval
         if interval is not None:
             interval.begin(running.iteration, has_decodes=running.has_decodes)
@@ -157,12 +165,11 @@ class Scheduler(Core):
                 f"prompt of {sequence.num_prompt} tokens; without chunked prefill it must be at most max_num_batched_tokens "
                 f"({budget})"
             )
-        if self._more is not None:
-            sequence.num_more_blocks = self._more.of(sequence.num_total)
         speculation = self._speculation
         num_places = speculation.num_places(sequence.num_total - 1 + speculation.num_drafts)
-        needed = num_blocks_of(num_places, self.config.block_size) + sequence.num_more_blocks
+        needed = self.blocks.most_needed(num_places)
         if sequence.is_remote_prefill:
+            assert self._loads is not None, "KV of several groups comes from nowhere else"
             needed = max(needed, self._loads.num_needed(sequence))
         if needed > self.pool.num_blocks:
             raise ValueError(
@@ -194,10 +201,11 @@ class Scheduler(Core):
         elif is_fenced:
             retention.fence(sequence, running.fence())
         else:
-            self.pool.release(sequence, sequence.num_blocks)
+            self.blocks.release(sequence)
 
     def end_load(self, sequence: Sequence, num_valid_blocks: int | None = None) -> bool:
         """See `Core`; the rest is computed if `kv_load_failure_policy` asks for it."""
+        assert self._loads is not None, "KV of several groups comes from nowhere else"
         is_over = self._loads.end(sequence, num_valid_blocks)
         if is_over:
             self.abort(sequence)
@@ -272,7 +280,7 @@ class Scheduler(Core):
 
     def num_reserved_blocks(self) -> int:
         """Count the blocks that prefills in flight still need to compute their prompts: see `Loads`."""
-        return self._loads.num_reserved_blocks()
+        return 0 if self._loads is None else self._loads.num_reserved_blocks()
 
     def is_delivered(self, sequence: Sequence) -> bool:
         """See `Core`."""

@@ -49,7 +49,7 @@ def test_the_figures_are_json_for_programs():
     assert found["layers"] == {"linear_attention": 23, "moe": 23, "full_attention": 6}
     assert (found["weights"], found["kv_bytes_per_token"], found["context_length"]) == ("bfloat16", 6144, 262144)
     assert found["room"]["kv_tokens"] > 1_000_000
-    assert any("prefix hits" in note for note in found["notes"])
+    assert any("times of layers with a state" in note for note in found["notes"])
 
 
 def test_the_head_of_a_run_says_what_was_understood(tmp_path):
@@ -57,7 +57,8 @@ def test_the_head_of_a_run_says_what_was_understood(tmp_path):
     done = dynabench("simulate", *flags, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "Model: openai/gpt-oss-120b: 116.8 B parameters, 5.7 B active; 18 of 36 layers keep KV" in done.stdout
-    assert "Approximated: blocks of layers that do not keep all tokens" in done.stdout
+    assert "KV groups: 1 sliding_window (128), 1 full_attention, of up to 18 layers; " in done.stdout
+    assert "Approximated" not in done.stdout
     page = (tmp_path / "out" / "report.html").read_text()
     assert "116.8 B parameters, 5.7 B active" in page
 

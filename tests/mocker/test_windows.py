@@ -1,9 +1,7 @@
 """Layers that do not see all tokens: they take no longer than layers that do, and hold KV as vLLM groups it."""
 
-import gzip
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +9,7 @@ from hypothesis import strategies as st
 
 from mocker import BlockChain, EngineConfig, Sequence, new_engine
 from mocker.models.catalog import find_model, model_configs
-from mocker.models.kv_cache import LayerKv, kv_cache, pool_of
+from mocker.models.kv_cache import kv_cache
 from mocker.models.shape import shape_of
 from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.choose import resolve
@@ -39,7 +37,6 @@ WINDOWED = [
     for name in model_configs()
     if any(mixer.window and mixer.compression == 1 for mixer, _ in find_model(name).mixers)
 ]
-SIZING = Path(__file__).parents[2] / "../shared/golden/vllm-0.32-hybrid/sizing.json.gz"
 
 
 def without_windows(shape):
@@ -113,45 +110,18 @@ def test_a_long_prompt_of_gemma_3_takes_less_time_than_with_layers_that_see_ever
 # KV blocks
 
 
-def test_layers_form_groups_as_in_vllm():
-    full, windowed = LayerKv(8192), LayerKv(8192, window=1024)
-    pool = pool_of([(windowed, 52), (full, 10)], 16)
-    assert sorted(group.num_layers for group in pool.groups) == [8, 8, 9, 9, 9, 9, 10]
-    assert pool.block == 10 * 8192 * 16
-    assert pool.num_blocks(900) == 399
-    assert pool.num_blocks(8000) == 500 + 6 * 65
-
-
-@pytest.mark.skipif(not SIZING.exists(), reason="the recordings are kept outside of the repository")
-def test_groups_and_blocks_are_those_of_vllms_own_sizing():
-    def layer(one):
-        if "state_bytes" in one:
-            return LayerKv(0.0, state=one["state_bytes"])
-        window = one.get("window", one.get("chunk", 0))
-        return LayerKv(4 * one["heads"] * one["head_size"], window, one["kind"] == "chunked")
-
-    cases = [
-        case
-        for case in json.loads(gzip.decompress(SIZING.read_bytes()))
-        if case["hybrid_manager"] and case["kv_cache_layout"] == "LBNHC" and "groups" in case
-    ]
-    assert len(cases) > 15
-    for case in cases:
-        pool = pool_of([(layer(one), count) for count, one in case["layers"]], case["block_size"])
-        assert pool.block == case["bytes_per_block"], case["shape"]
-        assert sorted(group.num_layers for group in pool.groups) == sorted(g["num_layers"] for g in case["groups"])
-
-
 def test_a_model_whose_layers_all_keep_everything_has_blocks_of_one_kind():
     cache = kv_cache(find_model("meta-llama/Llama-3.1-8B"), block_size=16)
-    assert (cache.block, cache.more, cache.is_exact) == (16 * 131_072, None, True)
+    assert cache.layout.is_plain
+    assert (cache.layout.block, cache.token, cache.is_exact) == (16 * 131_072, 131_072, True)
 
 
 def engine_of(num_blocks, **settings):
     """Return an engine for Gemma 3 with a pool of vLLM's blocks."""
-    more = kv_cache(shape_of(GEMMA), block_size=16).more
-    config = EngineConfig(block_size=16, enable_prefix_caching=False, async_scheduling=False, **settings)
-    return new_engine(config, times(shape_of(GEMMA), "h100", 1), num_blocks=num_blocks, more=more)
+    layout = kv_cache(shape_of(GEMMA), block_size=16).layout
+    settings = {"enable_prefix_caching": False, "async_scheduling": False, **settings}
+    config = EngineConfig(block_size=16, max_model_len=131_072, **settings)
+    return new_engine(config, times(shape_of(GEMMA), "h100", 1), num_blocks=num_blocks, layout=layout)
 
 
 def prompt(name, length, output):
@@ -163,15 +133,32 @@ def prompt(name, length, output):
     )
 
 
+def run(engine, now=0.0):
+    """Run until nothing is left; return the most blocks in use, and when it ended."""
+    most, step = 0, engine.schedule(now)
+    while step is not None:
+        most, now = max(most, engine.view().num_used_blocks), step.end
+        engine.complete()
+        step = engine.schedule(now)
+    return most, now
+
+
 def test_a_prompt_holds_the_blocks_of_all_groups_and_returns_them():
     engine = engine_of(2000)
     engine.add(prompt("a", 900, 12))
-    step = engine.schedule(0.0)
+    engine.schedule(0.0)
     assert 2000 - 1 - engine.num_free_blocks == 57 * 7
-    while step is not None:
-        engine.complete()
-        step = engine.schedule(step.end)
+    engine.complete()
+    run(engine)
     assert engine.num_free_blocks == 2000 - 1
+
+
+def test_blocks_outside_the_windows_are_freed_as_a_prompt_goes_on():
+    engine = engine_of(10_000, max_num_batched_tokens=512)
+    engine.add(prompt("a", 8000, 400))
+    most, _ = run(engine)
+    before, after = (7168 - 1023) // 16, 7680 // 16  # the last chunk of 512 tokens: what it sees begins in this block
+    assert most == after + 6 * (after - before)
 
 
 def test_as_many_prompts_run_at_once_as_fit_into_the_groups():
@@ -186,6 +173,26 @@ def test_what_never_fits_into_the_groups_is_refused():
     engine = engine_of(300)
     with pytest.raises(ValueError, match="need 399 KV blocks; the cache has 299"):
         engine.add(prompt("a", 900, 12))
+
+
+def test_a_prompt_that_is_sent_again_is_hit_in_all_groups():
+    engine = engine_of(4000, enable_prefix_caching=True)
+    for name in range(2):
+        engine.add(again := prompt("a", 3000, 12))
+        run(engine, float(name))
+    assert again.cached_tokens == 2992
+
+
+def test_a_prompt_that_leaves_another_inside_its_windows_is_hit_only_the_second_time():
+    engine, found = engine_of(4000, enable_prefix_caching=True), []
+    for name, shared in (("a", 3000), ("b", 2000), ("c", 2000)):
+        one = prompt("a", 3000, 12)
+        own = [("a", place) if place < shared // 16 else (name, place) for place in range(188)]
+        one.chain = BlockChain(own)
+        engine.add(one)
+        run(engine)
+        found.append(one.cached_tokens)
+    assert found == [0, 0, 2000]
 
 
 def test_blocks_that_are_set_are_those_of_the_pool(tmp_path):

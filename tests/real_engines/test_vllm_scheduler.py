@@ -9,11 +9,14 @@ import random
 import traceback
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
+from math import lcm
 
 import pytest
 
 from dynabench.fidelity.vllm.replay import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
+from mocker.events import GroupRemoved, GroupStored
+from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
 from mocker.vllm.core import VllmCore
@@ -92,6 +95,8 @@ class Variant:
 
     num_stages: int = 1
     max_loras: int | None = None
+    layout: KvLayout | None = None
+    """Groups of layers, if they do not all keep all tokens."""
 
 
 PLAIN = Variant()
@@ -150,9 +155,40 @@ def variant_of(rng, config, method, num_stages):
     return replace(config, **drafts, **limits), variant
 
 
-def requests_of(rng, config, max_loras):
+def with_groups(rng, config):
+    """Return settings for a model whose layers keep windows, chunks or states beside all tokens, and its groups."""
+    size = config.block_size
+    layers = [LayerKv(8.0)] * rng.choice([0, 1, 1, 1])
+    layers += [LayerKv(8.0, window=rng.randint(1, 5 * size)) for _ in range(rng.choice([0, 1, 1, 2]))]
+    layers += [LayerKv(8.0, window=rng.randint(1, 6 * size), is_chunked=True)] * rng.choice([0, 0, 1])
+    layers += [LayerKv(4.0, window=rng.choice([0, rng.randint(2, 5 * size)]))] * rng.choice([0, 0, 1])
+    layers = layers or [LayerKv(8.0, window=rng.randint(1, 5 * size))]
+    has_drops = config.num_speculative_tokens and config.speculative_method not in ("ngram", "ngram_gpu")
+    if has_drops:  # several windows, or blocks of several sizes, differ from ours in places: docs/fidelity.md
+        layers = [LayerKv(8.0), LayerKv(8.0, window=rng.randint(1, 5 * size))][: rng.choice([1, 2, 2])]
+    else:
+        layers += [LayerKv(0.0, state=4.0 * size)] * rng.choice([0, 0, 1])
+    if len({layer.token for layer in layers if layer.token}) > 1:  # vLLM refuses chunks beside blocks of several sizes
+        layers = [layer for layer in layers if not layer.is_chunked]
+    rng.shuffle(layers)
+    longest = config.max_model_len or 4096
+    layout = layout_of(layers, size, state_block_size=None if config.enable_prefix_caching else longest)
+    num_blocks = config.num_gpu_blocks * len(layout.groups) + (6 + rng.choice([0, 2, 6])) * len(layout.groups)
+    has_others = any(not layer.is_full and not layer.is_chunked for layer in layers)
+    interval = (
+        rng.choice([0, 0, None, max(group.block_size for group in layout.groups) * rng.randint(1, 3)])
+        if has_others
+        else 0
+    )
+    config = replace(config, num_gpu_blocks=num_blocks, prefix_cache_retention_interval=interval, max_model_len=longest)
+    return config, Variant(layout=layout)
+
+
+def requests_of(rng, config, max_loras, num_groups=1):
     """Return prompts of their own and prompts that go on after another's answer, while that is still being made or later."""
-    room = (config.num_gpu_blocks - 1) * config.block_size - 2 * config.num_speculative_tokens
+    room = (
+        (config.num_gpu_blocks - 1) // num_groups - 2 * (num_groups > 1)
+    ) * config.block_size - 2 * config.num_speculative_tokens
     if config.num_speculative_tokens and config.is_kv_consumer:
         room -= config.block_size  # for a load, places to decode are counted by themselves
     num_adapters = 0 if max_loras is None else rng.randint(1, 4)
@@ -229,6 +265,7 @@ class VLLM:
         from vllm.v1.structured_output import StructuredOutputManager
 
         longest, size = config.max_model_len or 4096, config.block_size
+        self._has_groups = variant.layout is not None
         transfer = None
         if config.kv_role is not None:
             transfer = KVTransferConfig(
@@ -274,11 +311,23 @@ class VLLM:
         if variant.max_loras is not None:
             settings.lora_config = LoRAConfig(max_loras=variant.max_loras)
         attention = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
+        groups, aligned = [KVCacheGroupSpec(["layer"], attention)], size
+        if variant.layout is not None:
+            groups = groups_of(variant.layout, config)
+            aligned = lcm(*[group.block_size for group in variant.layout.groups])
+            settings.cache_config.mamba_cache_mode = "align" if config.enable_prefix_caching else "none"
+            settings.cache_config.prefix_cache_retention_interval = config.prefix_cache_retention_interval
         kind = AsyncScheduler if config.async_scheduling else PlainScheduler
         self.scheduler = kind(
             vllm_config=settings,
-            kv_cache_config=KVCacheConfig(config.num_gpu_blocks, [], [KVCacheGroupSpec(["layer"], attention)]),
-            block_size=size,
+            kv_cache_config=KVCacheConfig(
+                config.num_gpu_blocks,
+                [],
+                groups,
+                prefix_cache_retention_interval=config.prefix_cache_retention_interval,
+            ),
+            block_size=aligned,
+            hash_block_size=size if config.enable_prefix_caching else aligned,
             log_stats=False,
             structured_output_manager=StructuredOutputManager(settings),
         )
@@ -405,7 +454,8 @@ class VLLM:
             "loading": {int(id) for id in loading},
             "held": {int(id) for id in scheduler.requests} - {*running, *waiting, *holding},
             "fenced": [len(blocks) for _, blocks in scheduler.deferred_frees],
-            "reserved": scheduler._inflight_prefill_reserved_blocks(),
+            # Only loads heed these, which there are not with groups.
+            "reserved": 0 if self._has_groups else scheduler._inflight_prefill_reserved_blocks(),
             "free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
         }
 
@@ -418,6 +468,35 @@ class VLLM:
             rows += [(kind, [block]) for block in blocks] if kind == "BlockRemoved" else [(kind, blocks)]
         self.published.clear()
         return rows
+
+
+def groups_of(layout, config):
+    """Return vLLM's description of groups of layers."""
+    import torch
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        KVCacheGroupSpec,
+        MambaSpec,
+        SlidingWindowSpec,
+    )
+
+    specs = []
+    for group in layout.groups:
+        layer, size = group.layer, group.block_size
+        heads = {"block_size": size, "num_kv_heads": 1, "head_size": int(layer.token), "dtype": torch.float32}
+        if layer.is_full:
+            specs.append(FullAttentionSpec(**heads))
+        elif not layer.token:
+            mode = "align" if config.enable_prefix_caching else "none"
+            drafts = config.num_speculative_tokens
+            state = {"shapes": ((1,),), "dtypes": (torch.float32,), "num_speculative_blocks": drafts}
+            specs.append(MambaSpec(block_size=size, mamba_cache_mode=mode, **state))
+        elif layer.is_chunked:
+            specs.append(ChunkedLocalAttentionSpec(attention_chunk_size=layer.window, **heads))
+        else:
+            specs.append(SlidingWindowSpec(sliding_window=layer.window, **heads))
+    return [KVCacheGroupSpec([f"layer {number}"], spec) for number, spec in enumerate(specs)]
 
 
 class Drawn(Drafter):
@@ -440,6 +519,8 @@ class Ours:
         self.scheduler = VllmCore(
             config,
             config.num_gpu_blocks,
+            None,
+            variant.layout,
             max_loras=variant.max_loras,
             drafter=self._drafter,
             num_stages=variant.num_stages,
@@ -522,9 +603,9 @@ class Ours:
     def events(self):
         rows = []
         for event in self.scheduler.pool.events:
-            if isinstance(event, BlockRemoved):
+            if isinstance(event, (BlockRemoved, GroupRemoved)):
                 rows += [("BlockRemoved", [key]) for key in event.keys()]  # noqa: SIM118 (an event, not a dict)
-            elif isinstance(event, BlockStored):
+            elif isinstance(event, (BlockStored, GroupStored)):
                 rows.append(("BlockStored", event.keys()))
             else:
                 assert isinstance(event, AllBlocksCleared)
@@ -621,7 +702,8 @@ class Pair:
 def drive(rng, config, model, variant=PLAIN):
     """Let both go through a scenario in the order of vLLM's loop; return how often something rare happened."""
     pair, workers = Pair(config, model, variant, rng), Workers(rng)
-    asked = deque(requests_of(rng, config, variant.max_loras))
+    num_groups = 1 if variant.layout is None else len(variant.layout.groups) + 1
+    asked = deque(requests_of(rng, config, variant.max_loras, num_groups))
     aborts = sorted([one for one in asked if one.aborted is not None], key=lambda one: one.aborted)
     # Else vLLM preempts and then fails, which ours refuses before.
     can_preempt_all = not (
@@ -677,6 +759,29 @@ def test_both_do_the_same_with_speculation_adapters_and_stages(folder, method, i
         except Exception as error:
             if has_too_many_adapters(error):
                 continue
+            error.add_note(f"scenario {seed}: {config} {variant}")
+            raise
+    assert set(rare) <= set(happened), happened
+
+
+GROUPED = [
+    (None, False, ("preempted", "aborted running", "reset")),
+    (None, True, ("preempted", "aborted running", "reset")),
+    ("ngram", False, DRAFTED),
+    ("eagle", True, DRAFTED),
+]
+
+
+@pytest.mark.parametrize(("method", "is_async", "rare"), GROUPED)
+def test_both_do_the_same_with_groups_of_layers(folder, method, is_async, rare):
+    happened = Counter(dict.fromkeys(rare, 0))
+    for seed in range(NUM_SCENARIOS):
+        rng = random.Random(seed)
+        config, _ = variant_of(rng, config_of(rng, is_async, None), method, 1)
+        config, variant = with_groups(rng, config)
+        try:
+            happened += drive(rng, config, folder, variant)
+        except Exception as error:
             error.add_note(f"scenario {seed}: {config} {variant}")
             raise
     assert set(rare) <= set(happened), happened

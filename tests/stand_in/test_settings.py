@@ -203,7 +203,10 @@ def test_speculation_takes_vllms_synthetic_acceptance():
     [
         (f"{LLAMA} -pp 2", "--pipeline-parallel-size 2: engines with several stages are not simulated"),
         (f"{LLAMA} --spec-tokens 3", "--spec-tokens 3: use --speculative-config"),
-        (f"{LLAMA} --speculative-config.method medusa", "method medusa: expected one of ngram, draft_model, eagle"),
+        (
+            f"{LLAMA} --speculative-config.method medusa",
+            "method medusa: expected one of ngram, ngram_gpu, draft_model, eagle",
+        ),
         (f"{DRAFTS}", 'how many drafts are accepted is not known here; expected "rejection_sample_method"'),
         (f"{DRAFTS} {SYNTHETIC}_length 5.5", "synthetic_acceptance_length 5.5: expected 1 to 4"),
         (f"{DRAFTS} {SYNTHETIC}_length 2 --speculative-config.draft_sample_method x", "draft_sample_method: it is not"),

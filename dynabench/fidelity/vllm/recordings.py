@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
 from mocker import EngineConfig
+from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.tiers.config import HostMemory
 from mocker.vllm.versions import NEWEST, EngineVersion, version_of
 
@@ -88,6 +89,8 @@ class Recording:
     """How many adapters may run at once, if requests have any."""
     num_stages: int
     """Stages of the pipeline."""
+    layout: KvLayout | None
+    """Groups of layers, if they were recorded."""
     entries: list[Action | Scheduled | Updated]
 
 
@@ -136,6 +139,8 @@ def _config(path: Path, settings: Json, version: EngineVersion) -> EngineConfig:
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
     known["speculative_method"] = settings.get("spec_method", "ngram")
+    if known["speculative_method"] == "ngram" and known["async_scheduling"]:
+        known["speculative_method"] = "ngram_gpu"  # only that knows its drafts in time
     if settings.get("kv_connector") == "OffloadingConnector":
         known["kv_role"] = None  # kv_both: no other engine is involved
     return EngineConfig(**known)
@@ -151,6 +156,35 @@ def _offloading(meta: Json) -> HostMemory | None:
     if budget:
         known["load_tokens_within_step"] = budget // meta["kv_bytes_per_token"]
     return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
+
+
+def _layout(meta: Json) -> KvLayout | None:
+    """Return the groups of a model's layers, which must be those of vLLM.
+
+    Raises:
+        ValueError: vLLM grouped them otherwise.
+    """
+    settings = meta["config"]
+    if "layers" not in settings:
+        return None
+    layout = layout_of(
+        [_layer(layer) for layer in settings["layers"]],
+        settings["block_size"],
+        state_block_size=None if settings["enable_prefix_caching"] else settings["max_model_len"],
+        is_block_outermost=settings["kv_cache_layout"].startswith("B"),
+    )
+    ours = [(group.layer.kind, group.block_size, list(group.layers)) for group in layout.groups]
+    theirs = [(group["kind"], group["block_size"], group["layers"]) for group in meta["groups"]]
+    if ours != theirs:
+        raise ValueError(f"the layers form the groups {ours}; expected those that are recorded, {theirs}")
+    return layout
+
+
+def _layer(layer: Json) -> LayerKv:
+    if layer["kind"] == "mamba":
+        return LayerKv(0.0, state=layer["state_bytes"])
+    window: int = layer["window" if layer["kind"] == "sliding" else "chunk"] if layer["kind"] != "full" else 0
+    return LayerKv(2 * 2 * layer["heads"] * layer["head_size"], window, layer["kind"] == "chunked")
 
 
 def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -> Recording:
@@ -185,7 +219,7 @@ def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -
         )
     release = scenario["vllm_version"]
     config = _config(path, settings, version or _version(path, release))
-    return Recording(path, config, release, None, None, 1, entries)
+    return Recording(path, config, release, None, None, 1, None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -264,7 +298,7 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
     settings = meta["config"]
     max_loras, num_stages = settings.get("max_loras") or None, settings.get("pipeline_parallel_size", 1)
-    return Recording(path, config, meta["vllm"], offloading, max_loras, num_stages, entries)
+    return Recording(path, config, meta["vllm"], offloading, max_loras, num_stages, _layout(meta), entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:
@@ -276,6 +310,9 @@ def _scheduled(row: Json, known: set[str]) -> Json:
         "resumed": resumed + [cached["id"] for cached in row["cached"] if cached["resumed"]],
         "preempted": sorted(row["preempted"]),
     }
+    for key in ("junction", "tables"):
+        if key in row:
+            facts[key] = row[key]
     if "spec" in row:
         facts["drafts"] = {id: len(tokens) for id, tokens in row["spec"].items()}
     if "cpu_free_chunks" in row:

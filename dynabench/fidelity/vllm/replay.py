@@ -9,7 +9,7 @@ from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, S
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
-from mocker.events import BlockEvent, TierRemoved, TierStored
+from mocker.events import BlockEvent, GroupStored, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.copies import SequenceCopy
@@ -17,6 +17,7 @@ from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Prefill, TimingModel, chunk
 from mocker.vllm.core import VllmCore
+from mocker.vllm.groups.blocks import GroupedBlocks
 from mocker.vllm.offload.offload import Offload
 
 
@@ -93,6 +94,7 @@ class _Replay:
             config,
             config.num_gpu_blocks,
             recording.offloading,
+            recording.layout,
             max_loras=recording.max_loras,
             drafter=self._drafter,
             num_stages=recording.num_stages,
@@ -143,6 +145,7 @@ class _Replay:
             facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
             facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
+        facts |= self._tables(facts["scheduled"])
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         copies = self._copies(scheduler.offload, entry)
         for sequence in started:
@@ -152,6 +155,18 @@ class _Replay:
             self._loaded.discard(sequence)
         facts |= self._transfers(started) | self._state()
         return facts | copies
+
+    def _tables(self, scheduled: Json) -> Json:
+        """Return the blocks of a step's sequences by number, and where their prompts leave others', if there are groups."""
+        blocks = self._scheduler.blocks
+        if not isinstance(blocks, GroupedBlocks):
+            return {}
+        sequences = [self._sequences[id] for id in scheduled]
+        junctions = {sequence.id: blocks.cache.junction(sequence) for sequence in sequences}
+        return {
+            "tables": {sequence.id: [list(table) for table in blocks.cache.tables(sequence)] for sequence in sequences},
+            "junction": {id: junction for id, junction in junctions.items() if junction},
+        }
 
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
         """Return a step's copies to and from host memory; chunks are identified by vLLM's slots."""
@@ -402,7 +417,7 @@ def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) ->
 
 def _event_rows(events: Iterable[BlockEvent]) -> Iterator[tuple[str, list[Hashable]]]:
     for event in events:
-        if isinstance(event, BlockStored):
+        if isinstance(event, (BlockStored, GroupStored)):
             yield "stored", event.keys()
         elif isinstance(event, AllBlocksCleared):
             yield "cleared", []

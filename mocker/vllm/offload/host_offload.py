@@ -73,7 +73,10 @@ class HostOffload(Offload):
     """The scheduler's side of offloading to host memory."""
 
     def __init__(self, memory: HostMemory, pool: BlockPool, block_size: int, outbox: Outbox, rules: Rules) -> None:
-        """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens."""
+        """Start with an empty host cache, next to a GPU's pool of blocks of this many tokens.
+
+        Without prefix caching on the GPU, what one sequence loads another may load meanwhile: it would not find it there.
+        """
         host = ChunkCache(
             memory.num_chunks,
             blocks_per_chunk=memory.blocks_per_chunk,
@@ -126,7 +129,8 @@ class HostOffload(Offload):
         num_found = stop * size - num_computed
         if num_found < size:
             return 0
-        return None if self.host.is_being_read(chain, start, stop) else num_found
+        awaits_others = self._pool.enable_prefix_caching and self.host.is_being_read(chain, start, stop)
+        return None if awaits_others else num_found
 
     def is_fetching(self, sequence: Sequence) -> bool:
         """See `Offload`."""

@@ -2,8 +2,6 @@
 
 from mocker.batch import Batch
 from mocker.sequence import WAITING, Sequence
-from mocker.vllm.config import EngineConfig
-from mocker.vllm.first_blocks import FirstBlocks
 from mocker.vllm.memory import Memory
 from mocker.vllm.running_queue import RunningQueue
 
@@ -11,11 +9,10 @@ from mocker.vllm.running_queue import RunningQueue
 class Offers:
     """Fetches prompts from tiers before it is their turn, and offers the KV that batches compute."""
 
-    def __init__(self, config: EngineConfig, memory: Memory, first_blocks: FirstBlocks, running: RunningQueue) -> None:
+    def __init__(self, memory: Memory, running: RunningQueue) -> None:
         self.to_prefetch: list[Sequence] = []  # new; tiers behind host memory may have parts of their prompts
-        self._size = config.block_size
         self._offload = memory.offload
-        self._first_blocks = first_blocks
+        self._blocks = memory.blocks
         self._running = running
 
     def queue_prefetch(self, sequence: Sequence) -> None:
@@ -27,7 +24,7 @@ class Offers:
         """Start fetching the parts of new prompts that are neither here nor in host memory."""
         for sequence in self.to_prefetch:
             if sequence.state == WAITING:
-                self._offload.prefetch(sequence, self._first_blocks.num_cached(sequence) * self._size)
+                self._offload.prefetch(sequence, self._blocks.num_cached(sequence))
         self.to_prefetch.clear()
 
     def offer(self, batch: Batch) -> bool:

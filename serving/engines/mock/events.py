@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
-from mocker.events import KvEvent, TierRemoved, TierStored
+from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored, for_routers
 from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
@@ -18,6 +18,8 @@ __all__ = [
     "BlockRemoved",
     "BlockStored",
     "EventSink",
+    "GroupRemoved",
+    "GroupStored",
     "KvEvent",
     "RouterSink",
     "TierRemoved",
@@ -59,6 +61,10 @@ def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
             parent = event.chain.ids[event.start - 1] if event.start else None
             assert parent is None or isinstance(parent, int)
             yield BlocksStored(_hashes(event.keys()), parent)
+        elif isinstance(event, (GroupStored, GroupRemoved)):
+            start, stop = for_routers(event)
+            kind = BlockStored if isinstance(event, GroupStored) else BlockRemoved
+            yield from router_events([kind(event.chain, start, stop)] if start < stop else [])
         elif isinstance(event, AllBlocksCleared):
             yield BlocksCleared("GPU")
         elif isinstance(event, BlockRemoved):

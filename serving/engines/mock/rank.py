@@ -53,7 +53,7 @@ class MockEngine:
             num_blocks=simulated.num_blocks,
             num_ranks=simulated.num_ranks,
             host=simulated.host,
-            more=simulated.more,
+            layout=simulated.layout,
             adapters=simulated.adapters,
             kv_events=events is not None,
             max_loras=max_loras,

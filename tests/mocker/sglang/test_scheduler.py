@@ -3,7 +3,7 @@
 import pytest
 
 from mocker import BlockChain
-from mocker.models.kv_cache import KvPool, MoreBlocks
+from mocker.models.kv_groups import LayerKv, layout_of
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.core import SglangCore
 from mocker.sglang.request import Request
@@ -171,14 +171,14 @@ def test_settings_that_no_engine_can_run_with_are_refused(settings, message):
     assert str(caught.value) == message
 
 
-MORE = MoreBlocks(KvPool((), 1.0), block_size=16, unit=1.0)
+GROUPS = layout_of([LayerKv(4.0), LayerKv(4.0, window=32)], 16)
 
 
 @pytest.mark.parametrize(
     "asked",
     [
         {"host": HostMemory(num_chunks=4, tiers=(Tier(name="disk", num_chunks=9, bandwidth=1e9),))},
-        {"more": MORE},
+        {"layout": GROUPS},
         {"max_loras": 2},
     ],
 )

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from dynabench.fidelity.vllm import recordings, replay
+from mocker.models.kv_groups import LayerKv, layout_of
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
 FILES = sorted(GOLDEN.glob("vllm-*/*.jsonl.gz"))
+PLAIN = sorted((GOLDEN / "vllm-0.32").glob("*.jsonl.gz")) + sorted((GOLDEN / "vllm-0.32-full").glob("*.jsonl.gz"))
 
 
 def test_the_recordings_are_here():
@@ -17,19 +19,21 @@ def test_the_recordings_are_here():
         "vllm-0.32": 16,
         "vllm-0.32-full": 36,
         "vllm-0.32-more": 55,
-        "vllm-0.33": 32,
+        "vllm-0.33": 37,
+        "vllm-0.32-hybrid": 34,
     }
     asynchronous = [path for path in FILES if recordings.read(path).config.async_scheduling]
     assert Counter(path.parent.name for path in asynchronous) == {
         "vllm-0.32-full": 12,
         "vllm-0.32-more": 27,
-        "vllm-0.33": 16,
+        "vllm-0.33": 18,
+        "vllm-0.32-hybrid": 12,
     }
 
 
 def test_a_recording_follows_the_rules_of_the_version_that_it_names():
     versions = {path.parent.name: recordings.read(path).config.engine_version for path in FILES}
-    assert versions == {"vllm-0.32": "0.32", "vllm-0.32-full": "0.32", "vllm-0.32-more": "0.32", "vllm-0.33": "0.33"}
+    assert versions == {folder: folder[5:9] for folder in versions}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +60,13 @@ def test_every_step_of_a_recording_reproduces(path):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_every_step_reproduces_if_tokens_are_counted_in_each_of_them(path):
     assert replay.verify(recordings.read(path), is_counted=True).difference is None
+
+
+@pytest.mark.parametrize("path", PLAIN, ids=lambda path: path.name)
+def test_every_step_reproduces_if_the_only_table_is_kept_as_a_group(path):
+    recording = recordings.read(path)
+    recording.layout = layout_of([LayerKv(4.0)], recording.config.block_size)
+    assert replay.verify(recording).difference is None
 
 
 def test_a_changed_recording_is_told_apart():

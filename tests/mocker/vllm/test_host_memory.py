@@ -10,6 +10,8 @@ from mocker.tiers.config import HostMemory, Tier
 from mocker.tiers.work import Found, Hurry, LookUp, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.block_pool import BlockPool
+from mocker.vllm.block_runs import BlockWatch
 
 PREFILL_S, DECODE_S = 1.0, 0.25
 TIMING = TimingConfig(timing="constant", constant_prefill_ms=1000 * PREFILL_S, constant_decode_ms=1000 * DECODE_S)
@@ -139,9 +141,28 @@ def test_events_say_what_is_in_host_memory():
     assert {event.medium for event in tiers} == {"CPU"}
 
 
-def test_host_memory_needs_prefix_caching():
-    with pytest.raises(ValueError, match="kv_offloading_size is 4, and enable_prefix_caching is false"):
-        EngineConfig(kv_offloading_size=4, enable_prefix_caching=False)
+def test_without_prefix_caching_a_prompt_is_found_in_host_memory_only_and_without_events():
+    made = engine(async_scheduling=False, enable_prefix_caching=False, num_blocks=20)
+    now = run(made, prompt("a"), 0.0)[1]
+    steps, _ = run(made, again("a"), now)
+    assert [chunks for chunks, _ in steps] == [{"a again": 1}, {}]  # all of it was loaded
+    assert made.outbox.take_events() == []
+
+
+def test_a_copy_is_flushed_if_a_block_that_its_sequence_left_is_taken_without_prefix_caching():
+    pool = BlockPool(8, enable_prefix_caching=False)
+    one, other = prompt("a", 48), prompt("b", 32)
+    for sequence, count in ((one, 3), (other, 2)):
+        pool.allocate(count)
+        sequence.num_blocks = count
+    watch = BlockWatch(one)
+    pool.watch(one, watch)
+    pool.release(one, 3)
+    pool.release(other, 2)
+    pool.allocate(3)  # both blocks of the one that left last, and the last of the other's
+    assert (pool.touched, watch.taken) == ([watch], [(2, 3)])
+    pool.allocate(3)
+    assert watch.taken == [(2, 3), (0, 2)]
 
 
 def test_chunks_follow_from_the_kv_of_the_model():

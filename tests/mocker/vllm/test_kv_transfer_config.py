@@ -88,8 +88,6 @@ def test_host_memory_may_be_counted_in_blocks():
     assert host.num_chunks == 250
     with pytest.raises(ValueError, match="num_host_blocks is 3; expected at least blocks_per_chunk, 4"):
         EngineConfig(num_host_blocks=3, blocks_per_chunk=4)
-    with pytest.raises(ValueError, match="num_host_blocks is 3, and enable_prefix_caching is false"):
-        EngineConfig(num_host_blocks=3, enable_prefix_caching=False)
     with pytest.raises(
         ValueError, match="num_host_blocks is 5, and kv_offloading_size is 2; expected only one of them"
     ):

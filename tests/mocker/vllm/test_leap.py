@@ -2,19 +2,22 @@
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mocker import BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence, new_engine
-from mocker.events import TierRemoved
-from mocker.models.kv_cache import LayerKv, MoreBlocks, pool_of
+from mocker import BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
+from mocker.engine import Engine
+from mocker.events import GroupRemoved, GroupStored, TierRemoved
+from mocker.models.kv_groups import LayerKv, layout_of
 from mocker.tiers.config import HostMemory, Tier
 from mocker.tiers.ranges import count
 from mocker.tiers.work import Found, Hurry, Read, Write
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.vllm.core import VllmCore
 from tests.support.examples import worth
 
 MAX_LORAS = st.sampled_from([None, None, 1, 2])
@@ -137,20 +140,14 @@ def drive(
     one_by_one=False,
     host=None,
     end_at_stores=True,
-    more=None,
+    layout=None,
+    is_counted=False,
     max_loras=None,
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
-    host = host if config.enable_prefix_caching else None
-    engine = new_engine(
-        config,
-        resolve(config, timing).timing,
-        num_blocks=config.num_gpu_blocks * (1 if more is None else len(more.pool.groups)),
-        host=host,
-        more=more,
-        max_loras=max_loras,
-        ordered_events=ordered,
-    )
+    num_blocks = config.num_gpu_blocks * (1 if layout is None else len(layout.groups))
+    core = VllmCore(config, num_blocks, host, layout, max_loras=max_loras, is_counted=is_counted)
+    engine = Engine(config, core, resolve(config, timing).timing, host=host, kv_events=True, ordered_events=ordered)
     engine._core.has_fast_paths = not one_by_one
     engine.ends_at_stores = end_at_stores
     happenings = sorted(
@@ -239,10 +236,11 @@ def drive(
             follow(time)
             engine.step.cut(time)
             continue
-        most_copies = max(most_copies, *map(len, engine._core.pool._copies.values()), 0)
+        if layout is None:
+            most_copies = max(most_copies, *map(len, engine._core.pool._copies.values()), 0)
         output = engine.complete()
         follow(output.end)
-        if max_iterations == 1:
+        if max_iterations == 1 and layout is None:
             assert_findable(engine._core.pool)
         now = output.end
         for sequence in output.finished:
@@ -359,6 +357,11 @@ def flat(events):
             rows += [("stored", label(event.chain, block)) for block in range(event.start, event.stop)]
         elif isinstance(event, BlockRemoved):
             rows += [("removed", label(event.chain, block)) for block in range(event.stop - 1, event.start - 1, -1)]
+        elif isinstance(event, GroupStored):
+            blocks = [end // event.group.unit - 1 for end in event.ends]
+            rows += [("stored", event.group.number, event.stop, [label(event.chain, block) for block in blocks])]
+        elif isinstance(event, GroupRemoved):
+            rows += [("removed", event.group.number, label(event.chain, event.stop // event.group.unit - 1))]
         else:
             size = event.blocks_per_chunk
             last_blocks = [(chunk + 1) * size - 1 for chunk in range(event.start, event.stop)]
@@ -416,18 +419,35 @@ def test_a_leap_equals_repeated_steps(config, timing, requests, looks, host, end
     assert looked_events == step_events
 
 
-@settings(max_examples=worth(150))
-@given(configs, timings, workloads(), hosts, st.integers(1, 40), st.integers(1, 3), st.booleans())
-def test_a_leap_equals_repeated_steps_where_layers_hold_blocks_of_their_own(
-    config, timing, requests, host, window, num_windowed, has_state
-):
-    layers = [(LayerKv(1.0), 1), (LayerKv(1.0, window=window), num_windowed)]
-    layers += [(LayerKv(0.0, state=float(config.block_size)), 1)] * has_state
-    more = MoreBlocks(pool_of(layers, config.block_size), config.block_size, 1.0)
-    step_by_step, step_events, _ = drive(config, timing, requests, max_iterations=1, host=host, more=more)
-    leaping, leap_events, _ = drive(config, timing, requests, max_iterations=1 << 62, host=host, more=more)
-    assert_same(leaping, step_by_step)
-    assert leap_events == step_events
+@st.composite
+def layouts(draw, block_size):
+    """Groups of layers: those that keep everything, and others beside them."""
+    window = st.integers(1, 4 * block_size + 3)
+    layers = [LayerKv(1.0)] * draw(st.integers(0, 1))
+    layers += [LayerKv(1.0, window=draw(window)) for _ in range(draw(st.integers(0, 2)))]
+    layers += [LayerKv(1.0, window=draw(window), is_chunked=True)] * draw(st.integers(0, 1))
+    layers += [LayerKv(0.5, window=draw(window))] * draw(st.integers(0, 1))
+    layers += [LayerKv(0.0, state=0.5 * block_size)] * (draw(st.integers(0, 1)) if layers else 0)
+    return layout_of(layers or [LayerKv(1.0, window=draw(window))], block_size)
+
+
+@settings(max_examples=worth(300))
+@given(configs, timings, workloads(), st.sampled_from([0, 0, None, 32]), st.data())
+def test_groups_of_layers_go_the_same_way_in_leaps_step_by_step_and_counted(config, timing, requests, interval, data):
+    config = replace(config, kv_role=None, prefix_cache_retention_interval=interval)
+    layout = data.draw(layouts(config.block_size))
+    rule, rule_events, _ = drive(config, timing, requests, max_iterations=1, layout=layout, one_by_one=True)
+    for how in ({"max_iterations": 1}, {"max_iterations": 1 << 62}):
+        seen, events, _ = drive(config, timing, requests, layout=layout, **how)
+        assert_same(seen, rule)
+        assert events == rule_events
+    counted, counted_events, _ = drive(config, timing, requests, max_iterations=1, layout=layout, is_counted=True)
+    assert counted_events == rule_events
+    assert rounded(counted["log"]) == rounded(rule["log"])  # times are sums of other parts
+
+
+def rounded(rows):
+    return [(round(row[0], 9), *row[1:]) for row in rows]
 
 
 @settings(max_examples=worth(150))

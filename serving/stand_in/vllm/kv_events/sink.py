@@ -12,6 +12,8 @@ from serving.engines.mock.events import (
     BlockChain,
     BlockRemoved,
     BlockStored,
+    GroupRemoved,
+    GroupStored,
     KvEvent,
     TierRemoved,
     TierStored,
@@ -24,7 +26,7 @@ from serving.worker.protocol import CacheScope, PreprocessedRequest
 
 GPU = "GPU"
 GROUP = 0
-"""The group of layers of which events tell. Layers that do not keep all tokens are not cached here."""
+"""The group of layers of which events tell if there is only one."""
 
 
 class BlockContent:
@@ -141,6 +143,13 @@ class VllmSink:
                 return [self._stored(chain, start, stop)]
             case BlockRemoved(chain, start, stop):
                 return self._removed(chain, start, stop)
+            case GroupStored():
+                return [self._group_stored(event)]
+            case GroupRemoved(chain, group):
+                last = event.stop // self._size - 1
+                (name,) = self._names.of(chain, last, last + 1)
+                self._names.discard(GPU, chain, last, last + 1)
+                return [messages.BlockRemoved([self._hasher.external(name)], GPU, group.number)]
             case AllBlocksCleared():
                 self._names.clear(GPU)
                 return [messages.AllBlocksCleared()]
@@ -160,6 +169,22 @@ class VllmSink:
         names = self._names.of(chain, start, stop)
         self._names.discard(GPU, chain, start, stop)
         return [messages.BlockRemoved([self._hasher.external(name)], GPU, GROUP) for name in reversed(names)]
+
+    def _group_stored(self, event: GroupStored) -> messages.BlockStored:
+        """Return the message about one group; its tokens are those of all blocks, also of those that were left out."""
+        chain, start, size = event.chain, event.start // self._size, self._size
+        before, parent = self._named(chain, start, event.stop // size)
+        names = [before[end // size - 1 - start] for end in event.ends]
+        for end, name in zip(event.ends, names, strict=True):
+            self._names.add(GPU, chain, end // size - 1, [name])
+        scope = content_of(chain).scope
+        keys = [untagged(extra_keys(scope, is_first=end == event.size)) for end in event.ends]
+        message = self._describe(GPU, chain, start, before, parent, keys=keys or None)
+        message.block_hashes = list(map(self._hasher.external, names))
+        message.block_size = event.size
+        message.group_idx, message.kv_cache_spec_kind = event.group.number, event.group.kind
+        message.kv_cache_spec_sliding_window = event.group.window or None
+        return message
 
     def _chunks_stored(self, event: TierStored) -> Iterator[Message]:
         chain, size, medium = event.chain, event.blocks_per_chunk, event.medium

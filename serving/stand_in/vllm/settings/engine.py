@@ -212,7 +212,7 @@ def _given_blocks(given: Mapping[str, Any], timing: TimingConfig, block_size: in
     cache = kv_cache(
         timing.shape, block_size=block_size, num_gpus=timing.tensor_parallel_size, kv_dtype=timing.kv_dtype
     )
-    return int(num_bytes // (cache.block if cache.more is None else cache.block / cache.more.unit))
+    return int(num_bytes // cache.layout.block)
 
 
 def _fitted(engine: EngineConfig, timing: TimingConfig, *, may_shorten: bool) -> EngineConfig:
