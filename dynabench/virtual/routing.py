@@ -154,25 +154,34 @@ class Routing:
             assert not isinstance(event, AllBlocksCleared)
             chain = event.chain
             if isinstance(event, (TierStored, TierRemoved)):
-                if not is_known and event.medium != "SHARED":
-                    continue
-                size = event.blocks_per_chunk
-                start, stop = event.start * size, min(event.stop, chain.num_named // size) * size
-                if start < stop:
-                    change = index.tiers.store if isinstance(event, TierStored) else index.tiers.remove
-                    change(slot, event.medium, chain.ids, start, stop, chain.blocks_per_id)
+                if is_known or event.medium == "SHARED":
+                    _apply_to_tiers(index, slot, event)
                 continue
             if not is_known:
                 continue  # it left while the events were on their way
             start, stop = event.start, event.stop
-            if isinstance(event, (GroupStored, GroupRemoved)):
+            is_stored = isinstance(event, BlockStored)
+            if isinstance(event, OF_GROUPS):
                 start, stop = for_routers(event)
+                is_stored = isinstance(event, GroupStored)
             stop = stop if stop < chain.num_named else chain.num_named
             if start < stop:
-                if isinstance(event, (BlockStored, GroupStored)):
+                if is_stored:
                     index.store_blocks(slot, chain.ids, start, stop, chain.blocks_per_id)
                 else:
                     index.remove_blocks(slot, chain.ids, start, stop, chain.blocks_per_id)
+
+
+OF_GROUPS = (GroupStored, GroupRemoved)
+
+
+def _apply_to_tiers(index: PrefixIndex, slot: int, event: TierEvent) -> None:
+    """Enter what a tier stored or evicted, in whole chunks."""
+    chain, size = event.chain, event.blocks_per_chunk
+    start, stop = event.start * size, min(event.stop, chain.num_named // size) * size
+    if start < stop:
+        change = index.tiers.store if isinstance(event, TierStored) else index.tiers.remove
+        change(slot, event.medium, chain.ids, start, stop, chain.blocks_per_id)
 
 
 class Routers(NamedTuple):

@@ -163,7 +163,8 @@ class Admission:
 
     def _give_first(self, batch: Batch, sequence: Sequence, count: int, num_padding: int) -> None:
         """Give a sequence that starts its first chunk, of which the last tokens may only pad it, and its blocks."""
-        self._interval.forget(sequence)
+        if self._interval.is_on:
+            self._interval.forget(sequence)
         needed = self._blocks.num_needed(sequence, sequence.num_computed, count)
         computed = sequence.num_computed + count
         self._running.grant(sequence, computed, needed, num_cacheable=computed - num_padding)

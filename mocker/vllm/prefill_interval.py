@@ -42,14 +42,16 @@ class PrefillInterval:
         """Note that a sequence does not wait any more."""
         self._passed_over.discard(sequence)
 
-    def end_scan(self, queues: Queues) -> None:
-        """Note whether somebody was left waiting; call it only if those that wait had their turns."""
-        if not self.is_holding:
+    def end_step(self, batch: Batch, queues: Queues, *, is_closed: bool) -> None:
+        """Note who was left waiting, if those that wait had their turns, and what the step carries, if it will be closed."""
+        if not (self.is_holding or batch.preempted):
             everybody = (*queues.waiting, *queues.fetching, *queues.holding)
             self.is_bound = any(sequence not in self._passed_over for sequence in everybody)
 
-    def end(self, batch: Batch) -> None:
-        """Note what a step carries, before it is closed."""
+        if is_closed:
+            self._note(batch)
+
+    def _note(self, batch: Batch) -> None:
         if batch.is_empty:
             self._num_empty += 1
         elif self.took_prefill or any(self._is_prefill(batch, place) for place in range(len(batch.chunks))):

@@ -132,16 +132,14 @@ class Scheduler(Core):
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
-        if interval is not None and not batch.preempted:
-            interval.end_scan(self._queues)
+        if interval is not None:
+            interval.end_step(batch, self._queues, is_closed=bool(self.running or batch.preempted or self._reset))
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self._has_host and self._offers.offer(batch)
         if not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
-        if interval is not None:
-            interval.end(batch)
         return running.close(batch, is_disturbed=has_copies)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
