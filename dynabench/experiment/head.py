@@ -54,8 +54,6 @@ def head_of(
     }
     if said["KV tiers"] and said["Model error"]:
         said["Model error"] += UNCHECKED
-    if said["Speculation"] and said["Model error"]:
-        said["Model error"] += "; none of those points speculates"
     if said["KV tiers"] and any(note.startswith("cut to ") for note in workload.notes):
         said["Cut trace"] = (
             "prompts that recur later in the trace are missing, so the whole trace has more hits in the KV tiers"
@@ -274,8 +272,27 @@ def _errors(pools: Sequence[Pool]) -> str:
     """Describe the error of each pool's times, with the name of the engine if there are several."""
     said = {(pool.engine_type, _error(pool.timing)): None for pool in pools if pool.engine == "mocker"}
     if len({text for _, text in said}) == 1 or len({kind for kind, _ in said}) == 1:
-        return _each(text for _, text in said)
-    return _each(f"{kind}: {text}" for kind, text in said) + BETWEEN_ENGINES
+        text = _each(text for _, text in said)
+    else:
+        text = _each(f"{kind}: {text}" for kind, text in said) + BETWEEN_ENGINES
+    return f"{text}{_unlike(pools)}" if text else ""
+
+
+def _unlike(pools: Sequence[Pool]) -> str:
+    """Say what of the simulated engines none of the published points had."""
+    simulated = [pool for pool in pools if pool.engine == "mocker" and pool.timing.timing_name == "roofline"]
+    lacks = [
+        what
+        for what, is_so in (
+            (
+                "speculated",
+                any(pool.engine_type == "vllm" and pool.mocker.num_speculative_tokens for pool in simulated),
+            ),
+            ("had stages", any(pool.pipeline_parallel_size > 1 for pool in simulated)),
+        )
+        if is_so
+    ]
+    return f"; none of those points {' or '.join(lacks)}" if lacks else ""
 
 
 def _error(timing: TimingConfig) -> str:

@@ -177,6 +177,7 @@ class Cluster:
             kv_events=routing.router.wants_events,
             ordered_events=False,
             acceptance=simulated.acceptance,
+            stage_shares=simulated.stage_shares,
             seed=self._seed,
         )
         rank = Rank(len(self.ranks), engine, self.clock, self.flights)

@@ -28,6 +28,7 @@ from mocker.timing.parts import coefficients, drafter_coefficients, layer_with_h
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Coefficients, Roofline
 from mocker.timing.sglang_defaults import static_share, usual_chunk
+from mocker.timing.stages import USUAL_STEP, layers_of_stages, saved_by_stages, shares_of_stages
 from mocker.timing.table import Table
 from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
@@ -71,6 +72,8 @@ class SimulatedEngine:
     """Ranks of attention DP within one engine, each with `num_blocks`; `config.dp_size` counts them, too."""
     adapters: AdapterMemory | None = None
     """Room for LoRA adapters, if it serves any."""
+    stage_shares: tuple[float, ...] = ()
+    """The share of a step's time that each stage takes, if the model is cut into stages."""
     acceptance: tuple[float, ...] = ()
     """How often each draft of a step is accepted, by position; none: it does not speculate."""
     timing_alone: TimingModel | None = None
@@ -79,9 +82,14 @@ class SimulatedEngine:
     @property
     def at_best(self) -> "SimulatedEngine":
         """The engine in steps that no other rank makes longer, and that lose no draft, for lower bounds."""
-        if isinstance(self.timing, Speculating):
-            return replace(self, timing=self.timing.at_best(len(self.acceptance)))
-        return self if self.timing_alone is None else replace(self, timing=self.timing_alone)
+        timing = self.timing
+        if isinstance(timing, Speculating):
+            timing = timing.at_best(len(self.acceptance))
+        elif self.timing_alone is not None:
+            timing = self.timing_alone
+        if self.stage_shares:  # so many batches are in flight
+            timing = Faster(timing, len(self.stage_shares), len(self.stage_shares))
+        return self if timing is self.timing else replace(self, timing=timing)
 
     @property
     def num_engines(self) -> int:
@@ -148,6 +156,7 @@ def resolve(
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or _context_length(timing),
     )
+    stages = _stages(engine, timing)
     num_blocks = engine.num_gpu_blocks or _blocks_that_fit(engine, timing)
     acceptance = rates_of(engine)
     step_times = _timing_model(engine, timing, num_blocks)
@@ -162,7 +171,33 @@ def resolve(
         settings=engine,
         adapters=_adapters(engine, timing),
         acceptance=acceptance,
+        stage_shares=stages,
     )
+
+
+def _stages(engine: EngineConfig, timing: TimingConfig) -> tuple[float, ...]:
+    """Return the share of a step's time that each stage of the model takes; nothing if it is not cut into stages.
+
+    Raises:
+        ValueError: that cannot be, or not with these settings.
+    """
+    num_stages = timing.pipeline_parallel_size
+    if num_stages == 1:
+        return ()
+    for is_so, what in (
+        (engine.kv_role is not None, "prefill and decode apart"),
+        (engine.has_host_memory, "host memory for KV"),
+        (engine.dp_size > 1, "data-parallel ranks"),
+        (engine.enable_lora, "LoRA adapters"),
+        (engine.num_speculative_tokens > 0, "speculative decoding"),
+        (not _layout(engine, timing).is_plain, f"{timing.model}, whose layers do not all keep all tokens"),
+    ):
+        if is_so:
+            raise ValueError(
+                f"pipeline_parallel_size is {num_stages}; expected 1 with {what}: it is not simulated with stages"
+            )
+    layers = layers_of_stages(timing.shape.num_layers, num_stages)
+    return shares_of_stages(layers, *_roofline(engine, timing, 1).parts_of_a_step(USUAL_STEP))
 
 
 def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangConfig:
@@ -275,7 +310,11 @@ def _of_rank(name: str, num_ranks: int, timing: TimingConfig, *, value: str, off
 
 
 def _check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
-    """Refuse a model whose layers do not all keep all tokens, which only vLLM's scheduler has here."""
+    """Refuse a model whose layers do not all keep all tokens, or in stages, which only vLLM's scheduler has here."""
+    if timing.pipeline_parallel_size > 1:
+        raise ValueError(
+            f"pipeline_parallel_size is {timing.pipeline_parallel_size}; expected 1: {name}'s scheduler has no stages here"
+        )
     if timing.timing_name == "roofline" and len(_layout(engine, timing).groups) > 1:
         raise ValueError(
             f"model {timing.model} has layers that do not keep all tokens, which {name}'s scheduler does not have here yet"
@@ -427,7 +466,14 @@ def _blocks_that_fit(engine: EngineConfig, timing: TimingConfig) -> int:
     if engine.enable_lora:  # vLLM makes the slots before it looks how much room is left
         slots = 2 * engine.max_loras * timing.shape.num_adapter_parameters(engine.max_lora_rank)
         room, needed = room - slots, needed + slots
-    blocks = int(room // _layout(engine, timing).block)
+    block = _layout(engine, timing).block
+    if timing.pipeline_parallel_size > 1:
+        layers = layers_of_stages(timing.shape.num_layers, timing.pipeline_parallel_size)
+        saved = saved_by_stages(
+            timing.shape, layers, size_of_weights(timing.shape, num_gpus, num_expert_gpus), num_gpus
+        )
+        room, needed, block = room + saved, needed - saved, block * max(layers) / sum(layers)
+    blocks = int(room // block)
     if blocks < 2:
         raise ValueError(
             f"the weights need {needed / GIB:.1f} GiB on each GPU and leave no room for KV blocks in "

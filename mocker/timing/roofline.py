@@ -119,6 +119,10 @@ class Roofline:
         step_s = self._decode_scale * kernels + host.step_s + count * host.sequence_s
         return max(step_s, host.least_s + count * host.least_sequence_s)
 
+    def parts_of_a_step(self, num_tokens: int) -> tuple[float, float]:
+        """Return the times (s) of the layers and of the head in a step of so many decodes, without their contexts."""
+        return self._tokens_s(num_tokens) + num_tokens * self._attention.row_s, self._head_s(num_tokens)
+
     def _tokens_s(self, num_tokens: int) -> float:
         """Compute and cache the time of all kernels that depend only on the number of tokens (s)."""
         found = self._linear[num_tokens] = self._scale * sum([part.seconds(num_tokens) for part in self._parts])

@@ -33,8 +33,8 @@ def shares_of_stages(layers: list[int], layers_s: float, head_s: float) -> tuple
     return tuple([seconds / total for seconds in times[:-1]] + [1 - sum(times[:-1]) / total])
 
 
-def saved_by_stages(shape: ModelShape, layers: list[int], weights: float, embeddings: float) -> float:
-    """Return the bytes of weights that the fullest stage does not have, of all and of embeddings and head."""
-    share = max(layers) / sum(layers)
+def saved_by_stages(shape: ModelShape, layers: list[int], weights: float, num_gpus: int) -> float:
+    """Return the bytes of a model's weights on one GPU that the fullest stage does not have: other layers, and a head."""
+    share, embeddings = max(layers) / sum(layers), 2.0 * shape.embedding_parameters / num_gpus
     elsewhere = 0.0 if shape.is_tied else embeddings / 2
     return (1 - share) * (weights - embeddings) + elsewhere

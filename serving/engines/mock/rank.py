@@ -58,6 +58,7 @@ class MockEngine:
             kv_events=events is not None,
             max_loras=max_loras,
             acceptance=simulated.acceptance,
+            stage_shares=simulated.stage_shares,
         )
         self._events = events
         self._handover = handover
