@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from mocker.speculation.acceptance import check_rates, rates_of_curve
 
@@ -71,6 +70,8 @@ def _listed(text: str) -> list[float]:
 
 def _counted(text: str) -> list[float]:
     """Return the rates from a server's counters, all its engines together."""
+    from prometheus_client.parser import text_string_to_metric_families  # it loads a web server
+
     drafts, accepted = 0.0, dict[int, float]()
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

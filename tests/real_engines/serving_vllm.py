@@ -31,8 +31,9 @@ START_S = 480.0
 
 
 def installed_version():
-    """Return whose rules the installed vLLM follows; importing it to ask would take long."""
-    return version_of(metadata.version(metadata.packages_distributions()["vllm"][0]))
+    """Return whose rules the installed vLLM follows, None without one; importing it to ask would take long."""
+    found = metadata.packages_distributions().get("vllm")
+    return version_of(metadata.version(found[0])) if found else None
 
 
 @contextlib.contextmanager
