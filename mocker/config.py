@@ -125,6 +125,8 @@ class SimulatedConfig:
             return "enable_hierarchical_cache is false"
         if name in OF_SPECULATION and not self.vllm.num_speculative_tokens:
             return "num_speculative_tokens is 0"
+        if name in OF_LORA and not self.vllm.enable_lora:
+            return "enable_lora is false"
         return self.why_idle(name)
 
     def refuse_idle(self) -> None:
@@ -149,6 +151,16 @@ def refuse_idle_speculation(engines: Collection[EngineConfig]) -> None:
     """
     if not any(engine.num_speculative_tokens for engine in engines):
         refuse_idle(engines, OF_SPECULATION, "num_speculative_tokens is 0; expected the number of drafts with it")
+
+
+def refuse_idle_lora(engines: Collection[EngineConfig]) -> None:
+    """Refuse a setting of LoRA adapters if no engine of an experiment has any.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if not any(engine.enable_lora for engine in engines):
+        refuse_idle(engines, OF_LORA, "there are no adapters; expected enable_lora with it")
 
 
 def refuse_idle_hicache(engines: Collection[SglangConfig]) -> None:

@@ -3,7 +3,7 @@
 No step spans more than one iteration, and the tokens of each are counted when it ends.
 """
 
-from mocker.contract import EngineSettings
+from mocker.contract import AdapterMemory, EngineSettings
 from mocker.core import Core
 from mocker.engine import Engine
 from mocker.gap_log import CountedGapLog, GapLog
@@ -26,12 +26,15 @@ class CountedEngine(Engine):
         timing: TimingModel,
         *,
         host: HostMemory | None = None,
+        adapters: AdapterMemory | None = None,
         kv_events: bool = True,
         ordered_events: bool = True,
         drafter: RandomDrafter | None = None,
     ) -> None:
         """Lay out the iterations of an idle core, which asks this drafter if it speculates; see `new_engine`."""
-        super().__init__(config, core, timing, host=host, kv_events=kv_events, ordered_events=ordered_events)
+        super().__init__(
+            config, core, timing, host=host, adapters=adapters, kv_events=kv_events, ordered_events=ordered_events
+        )
         self._drafter = drafter
 
     @property

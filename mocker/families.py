@@ -87,6 +87,7 @@ def new_engine(
         )
         if stage_shares:
             assert host is None, "engines with stages have no host memory"
+            assert adapters is None, "nor adapters that take time to load"
             return PipelinedEngine(
                 config,
                 counted,
@@ -97,7 +98,14 @@ def new_engine(
                 drafter=drafter,
             )
         return CountedEngine(
-            config, counted, timing, host=host, kv_events=kv_events, ordered_events=ordered_events, drafter=drafter
+            config,
+            counted,
+            timing,
+            host=host,
+            adapters=adapters,
+            kv_events=kv_events,
+            ordered_events=ordered_events,
+            drafter=drafter,
         )
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker import TrtllmConfig
-from mocker.config import OF_LORA, flag_of, own_name, refuse_idle_hicache, refuse_idle_speculation
+from mocker.config import flag_of, own_name, refuse_idle_hicache, refuse_idle_lora, refuse_idle_speculation
 from mocker.contract import EngineSettings
-from mocker.tiers.config import refuse_idle, refuse_idle_tiers
+from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
 from serving.model.card import Role
 from serving.model.context import refusal
@@ -135,8 +135,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     )
     engines = [pool.mocker for deployment in deployments for pool in deployment.pools]
     refuse_idle_tiers(engines, has_store=has_store)
-    if not any(engine.enable_lora for engine in engines):
-        refuse_idle(engines, OF_LORA, "there are no adapters; expected enable_lora with it")
+    refuse_idle_lora(engines)
     refuse_idle_speculation(engines)
     refuse_idle_hicache([pool.sglang for deployment in deployments for pool in deployment.pools])
 

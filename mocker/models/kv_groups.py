@@ -73,11 +73,11 @@ class KvGroup(NamedTuple):
             return 2 if is_aligned else 1
         return blocks_at_once(self.layer, self.block_size, num_in_flight, max_model_len)
 
-    def num_blocks_of(self, num_tokens: int, num_in_flight: int) -> int:
-        """Return the most blocks that a sequence of this many tokens holds at once."""
+    def num_blocks_of(self, num_tokens: int, num_in_flight: int, num_drafts: int) -> int:
+        """Return the most blocks that a sequence of this many tokens holds at once; there is a state for each draft."""
         blocks = ceil(num_tokens / self.block_size)
         if not self.layer.token:
-            return min(blocks, 2)
+            return min(blocks, 2) + num_drafts
         return min(blocks, blocks_at_once(self.layer, self.block_size, num_in_flight, max(num_tokens, 1)))
 
 
@@ -110,9 +110,9 @@ class KvLayout:
         kinds = Counter([group.layer.in_words for group in self.groups])
         return ", ".join([f"{count} {kind}" for kind, count in kinds.items()])
 
-    def num_blocks_of(self, num_tokens: int, num_in_flight: int) -> int:
+    def num_blocks_of(self, num_tokens: int, num_in_flight: int, num_drafts: int) -> int:
         """Return the most blocks that a sequence of this many tokens holds at once: see `num_blocks_at_once`."""
-        return sum([group.num_blocks_of(num_tokens, num_in_flight) for group in self.groups])
+        return sum([group.num_blocks_of(num_tokens, num_in_flight, num_drafts) for group in self.groups])
 
     def num_blocks_at_once(self, max_model_len: int, num_in_flight: int, *, is_aligned: bool = True) -> int:
         """Return the most blocks that one sequence of full length holds.

@@ -73,13 +73,18 @@ def _counted(text: str) -> list[float]:
     from prometheus_client.parser import text_string_to_metric_families  # it loads a web server
 
     drafts, accepted = 0.0, dict[int, float]()
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
+    try:
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        for sample in samples:
             if sample.name == DRAFTS:
                 drafts += sample.value
             elif sample.name == ACCEPTED:
                 place = int(sample.labels["position"])
                 accepted[place] = accepted.get(place, 0.0) + sample.value
+    except (KeyError, ValueError) as error:
+        raise ValueError(
+            f"it is not the metrics of a server ({error}); expected samples of {ACCEPTED} by position"
+        ) from None
     if not drafts or not accepted:
         raise ValueError(f"it has no {DRAFTS} and {ACCEPTED}; expected those of a vLLM server that has speculated")
     return [accepted.get(place, 0.0) / drafts for place in range(max(accepted) + 1)]

@@ -24,6 +24,14 @@ def rates_of(engine: EngineConfig) -> tuple[float, ...]:
             f"num_speculative_tokens is {num_drafts}, with {' and '.join(given) or 'nothing about acceptance'}; expected one of "
             "acceptance_length, acceptance_rates and acceptance_file: how many drafts are accepted has to be measured"
         )
+    if engine.acceptance_drafts is not None and engine.acceptance_length is None:
+        raise ValueError(
+            f"acceptance_drafts is {engine.acceptance_drafts}, with {given[0]}; expected it with acceptance_length only"
+        )
+    if engine.acceptance_mode != "thinking_on" and not (engine.acceptance_file or "").endswith((".yaml", ".yml")):
+        raise ValueError(
+            f"acceptance_mode is {engine.acceptance_mode}; expected an acceptance_file in YAML with it, which has several curves"
+        )
     if engine.acceptance_length is not None:
         return rates_of_length(engine.acceptance_length, engine.acceptance_drafts or num_drafts, num_drafts)
     if engine.acceptance_file is not None:

@@ -114,7 +114,8 @@ class SimulatedEngine:
         if self.layout is None:
             return -(-num_tokens // self.config.block_size)
         config = self.config
-        return self.layout.num_blocks_of(num_tokens, config.max_num_batched_tokens * (1 + config.is_async))
+        num_in_flight = config.max_num_batched_tokens * (1 + config.is_async)
+        return self.layout.num_blocks_of(num_tokens, num_in_flight, config.num_speculative_tokens)
 
     @property
     def longest_sequence(self) -> int:

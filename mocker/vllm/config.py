@@ -113,6 +113,7 @@ class EngineConfig(OffloadConfig):
 
     lora_read_ms: NotNegative = 100.0
     """Time to read an adapter from disk that is not in host memory; the step waits, too (ms)."""
+
     num_speculative_tokens: Whole = 0
     """Most drafts of a sequence that one step verifies, beside the token that it computes anyway (0: no speculation)."""
 
@@ -208,7 +209,7 @@ class EngineConfig(OffloadConfig):
         ):
             if getattr(self, name) != off and not rule:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}, and engine_version is {self.engine_version}, which has no effect of it; "
+                    f"{name} is {getattr(self, name)}, and engine_version is {self.engine_version}, which does not have it; "
                     f"expected {off}, or engine_version {NEWEST}"
                 )
         if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
@@ -222,6 +223,8 @@ class EngineConfig(OffloadConfig):
                 "either: how ranks agree on steps with prefills is not simulated"
             )
         self._check_speculation()
+        if self.num_speculative_tokens and self.acceptance_length is not None and self.acceptance_drafts is None:
+            object.__setattr__(self, "acceptance_drafts", self.num_speculative_tokens)  # stays if that is varied
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
@@ -248,9 +251,6 @@ class EngineConfig(OffloadConfig):
                 f"long_prefill_token_threshold is {threshold}, and num_speculative_tokens {self.num_speculative_tokens}; "
                 f"expected 0 or at least {needed}, for a sequence with all drafts"
             )
-
-        if self.num_speculative_tokens and self.acceptance_length is not None and self.acceptance_drafts is None:
-            object.__setattr__(self, "acceptance_drafts", self.num_speculative_tokens)  # stays if that is varied
 
     def _take_apart(self) -> None:
         """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""

@@ -21,7 +21,9 @@ def made(**settings):
         **settings,
     )
     simulated = resolve(config, TIMING)
-    return new_engine(config, simulated.timing, num_blocks=400, adapters=simulated.adapters)
+    return new_engine(
+        config, simulated.timing, num_blocks=400, adapters=simulated.adapters, acceptance=simulated.acceptance
+    )
 
 
 def waits(engine, *adapters):
@@ -46,6 +48,11 @@ def test_the_first_request_of_an_adapter_waits_until_it_is_read_and_loaded_and_t
         "a": (1, 1, 4.125),
         "b": (1, 1, 4.125),
     }
+
+
+def test_adapters_take_as_long_to_load_where_steps_verify_drafts():
+    engine = made(max_loras=2, num_speculative_tokens=1, acceptance_rates="0", drafting_ms=0)
+    assert waits(engine, "a", "a", "b") == [LOAD_S + READ_S, 0, LOAD_S + READ_S]
 
 
 def test_the_least_recently_used_adapter_makes_room_on_the_gpu_and_stays_in_host_memory():

@@ -6,7 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from mocker import EngineConfig
 from mocker.models.kv_groups import LayerKv, block_size_beside_states, layout_of
+from mocker.speculation.random_drafter import RandomDrafter
+from mocker.timing.choose import resolve
+from mocker.timing.config import TimingConfig
+from mocker.vllm.core import VllmCore
 
 CASES = json.loads(
     gzip.decompress((Path(__file__).parents[1] / "golden" / "vllm-0.32-hybrid" / "sizing.json.gz").read_bytes())
@@ -91,3 +96,15 @@ def test_blocks_grow_until_a_state_fits():
 def test_a_state_that_does_not_fit_is_refused_with_what_would_help():
     with pytest.raises(ValueError, match="a state of 1,097,728 bytes does not fit into a block of 16 tokens"):
         layout_of([LayerKv(0.0, state=1_097_728), LayerKv(2048)], 16)
+
+
+@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize(
+    "model", ["Qwen/Qwen3.5-35B-A3B", "google/gemma-3-27b", "openai/gpt-oss-120b", "nvidia/Nemotron-3-Nano"]
+)
+def test_the_room_that_a_sequence_is_said_to_need_is_what_the_scheduler_asks_for(model, num_drafts):
+    config = EngineConfig(num_speculative_tokens=num_drafts, acceptance_length=2.0 if num_drafts else None)
+    engine = resolve(config, TimingConfig(model=model, gpu="h200"))
+    core = VllmCore(engine.config, engine.num_blocks, None, engine.layout, drafter=RandomDrafter(engine.acceptance))
+    for num_tokens in (1, 100, 620, 5000, 50_000):
+        assert core.blocks.most_needed(num_tokens) == engine.num_blocks_of(num_tokens)

@@ -328,6 +328,15 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
     Raises:
         RecordingError: no step was timed.
     """
+    for what, is_so in (
+        ("speculation", recording.config.num_speculative_tokens > 0),
+        ("several pipeline stages", recording.num_stages > 1),
+        ("groups of layers", recording.layout is not None),
+    ):
+        if is_so:
+            raise RecordingError(
+                f"{recording.path}: it has {what}, with which times are not compared; expected a recording without"
+            )
     # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
     simulated = resolve(replace(recording.config, async_scheduling=False), timing)
     scheduler = VllmCore(recording.config, simulated.num_blocks, max_loras=recording.max_loras)

@@ -94,6 +94,12 @@ def test_files_of_all_kinds_are_read(tmp_path):
         ("a.json", "[null]", "None is not a number"),
         ("a.json", "x", "it is not JSON"),
         ("m.txt", "vllm:prompt_tokens_total 3\n", "expected those of a vLLM server that has speculated"),
+        ("m.txt", "{", "it is not the metrics of a server"),
+        (
+            "m.txt",
+            f"{METRICS}vllm:spec_decode_num_accepted_tokens_per_pos_total 1\n",
+            "it is not the metrics of a server",
+        ),
         ("m.txt", None, "cannot be read"),
     ],
 )
