@@ -96,10 +96,14 @@ def bounds_of(arms: Sequence[Arm], source: Callable[[ShapeConfig], Workload]) ->
     return Bounds(min(known) if len(known) == len(arms) else None, shares)
 
 
+ANY_NUMBER = 1 << 40
+"""Of blocks, where no group of layers keeps all tokens."""
+
+
 def tiers_of(engines: Sequence[SimulatedEngine]) -> list[TierBound]:
     """Return the tiers that may contain KV, nearest first."""
     caching = [engine for engine in engines if engine.config.enable_prefix_caching]
-    num_blocks = {"GPU memory": sum(engine.num_usable_blocks * engine.config.dp_size for engine in caching)}
+    num_blocks = {"GPU memory": sum(_most_blocks(engine) * engine.config.dp_size for engine in caching)}
     copies = {"GPU memory": 0.0}
     for engine in caching:
         if (host := engine.host) is None:
@@ -113,6 +117,14 @@ def tiers_of(engines: Sequence[SimulatedEngine]) -> list[TierBound]:
                 num_blocks[name] = num_blocks.get(name, 0) + count * engine.config.dp_size
             copies[name] = min(copies.get(name, math.inf), _copy_s(engine, host, is_far=name != "host memory"))
     return [TierBound(name, num_blocks[name], copies[name]) for name in sorted(num_blocks, key=PLACES.index)]
+
+
+def _most_blocks(engine: SimulatedEngine) -> int:
+    """Return the most blocks of a prompt that GPU memory can have, of which only groups that keep all tokens need every one."""
+    if engine.layout is None:
+        return engine.num_usable_blocks
+    needed = sum([engine.config.block_size / group.block_size for group in engine.layout.groups if group.layer.is_full])
+    return int(engine.num_usable_blocks / needed) if needed else ANY_NUMBER
 
 
 def _copy_s(engine: SimulatedEngine, host: HostMemory, *, is_far: bool) -> float:

@@ -39,7 +39,10 @@ def find_model(name: str, read_as: str | None = None) -> ModelShape:
 def hub_id(name: str) -> str:
     """Return the Hugging Face id of a bundled model that is called by less than that; other names as they are."""
     ids = {_plain(key): key for key in sorted(model_configs(), reverse=True)}
-    return ids.get(name.lower(), name)
+    longer = next((key for key in model_configs() if key.lower().startswith(f"{name.lower()}-")), None)
+    if name.lower() in ids or name in model_configs():
+        return ids.get(name.lower(), name)
+    return _only_longer(_plain(name), ids) or (longer if longer and _plain(longer) == _plain(name) else name)
 
 
 def _changed_ns(path: Path) -> int:

@@ -22,8 +22,9 @@ def gain_grid(summary: Summary) -> Grid | None:
         "Where does speculation pay? (tokens in the same time, over those without it)",
         ["sequences a step, here", *map(str, sizes)],
         lines,
-        "By the number of sequences in a step, at the mean context of the requests and the acceptance of the run; below 1x, "
-        "speculation costs more than it gives. Sizes that the KV cache has no room for are left out.",
+        "By the number of sequences in a step that only decodes, at the mean context of the requests and the acceptance of the "
+        "run; below 1x, speculation costs more than it gives. Sizes that the KV cache has no room for are left out: a drafter "
+        "takes some of it.",
     )
 
 
