@@ -90,6 +90,7 @@ class Scheduler(Core):
             self._leaps = Leaps(config, memory, in_closed_form, queues, has_adapters=adapters is not None)
         self._running = running
         self._interval = running.interval if running.interval.is_on else None
+        self._is_special = self._has_groups or self._interval is not None
         self.is_counted = self._fast_paths is None
         """Whether batches say how many tokens each decode has."""
         self._loads: Loads | None = None
@@ -122,18 +123,16 @@ class Scheduler(Core):
         running = self._running
         if self._offers.to_prefetch:
             self._offers.prefetch()
-        if self._has_groups:
-            self.blocks.begin_step()
-        batch, fast_paths, interval = Batch(running.iteration), self._fast_paths, self._interval
-        if interval is not None:
-            interval.begin(running.iteration, has_decodes=running.has_decodes)
+        if self._is_special:
+            self._begin_step()
+        batch, fast_paths = Batch(running.iteration), self._fast_paths
         budget = fast_paths.schedule(batch) if fast_paths is not None and self.has_fast_paths else None
         if budget is None:
             budget = running.schedule(batch)
         if not batch.preempted and (self.waiting or self.holding):
             self._admission.admit(batch, budget, takes_new=self.pause is None)
-        if interval is not None:
-            interval.end_step(batch, self._queues, is_closed=bool(self.running or batch.preempted or self._reset))
+        if self._interval is not None:
+            self._interval.end_step(batch, self._queues, is_closed=bool(self.running or batch.preempted or self._reset))
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self._has_host and self._offers.offer(batch)
@@ -141,6 +140,12 @@ class Scheduler(Core):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
         return running.close(batch, is_disturbed=has_copies)
+
+    def _begin_step(self) -> None:
+        if self._has_groups:
+            self.blocks.begin_step()
+        if self._interval is not None:
+            self._interval.begin(self._running.iteration, has_decodes=self._running.has_decodes)
 
     def update(self, batch: Batch, num_iterations: int = 1) -> tuple[list[Sequence], list[Sequence]]:
         """See `Core`."""
