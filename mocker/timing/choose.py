@@ -272,10 +272,7 @@ def version_in(engine: EngineConfig, timing: TimingConfig) -> EngineVersion:
     try:
         return version_of(release)
     except ValueError as error:
-        raise ValueError(
-            f"timing_file {timing.timing_file} was measured on {error}; choose one with engine_version, whose rules are "
-            "then assumed"
-        ) from error
+        raise ValueError(f"timing_file {timing.timing_file} was measured on {error}") from error
 
 
 def _is_async(engine: EngineConfig, timing: TimingConfig) -> bool:
