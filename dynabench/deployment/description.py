@@ -23,8 +23,8 @@ from mocker.config import EngineType, EngineTypeConfig, FamilyConfig, SimulatedC
 from mocker.models.catalog import find_model
 from mocker.models.layout import refusal
 from mocker.network.config import TransferConfig
-from mocker.timing.choose import with_sglang_defaults
 from mocker.timing.config import TimingConfig
+from mocker.timing.sglang_defaults import with_sglang_defaults
 from serving.engines.mock.config import AnswerConfig
 from serving.frontend.config import FrontendConfig
 from serving.life import DisaggregationConfig

@@ -14,8 +14,9 @@ from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import OF_SPECULATION
 from mocker.models.catalog import find_model, hub_id
 from mocker.tiers.config import GIB, OffloadConfig, whole_pages
-from mocker.timing.choose import resolve, with_sglang_defaults
+from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.sglang_defaults import with_sglang_defaults
 from serving.engines.vllm.tiers import beside
 
 

@@ -11,8 +11,9 @@ from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.config import NEWEST, SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
-from mocker.timing.choose import groups_of, is_one_table, resolve, version_in
+from mocker.timing.choose import resolve, version_in
 from mocker.timing.config import TimingConfig
+from mocker.timing.groups import groups_of, is_one_table
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
 from workloads import Workload

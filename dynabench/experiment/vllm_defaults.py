@@ -1,4 +1,4 @@
-"""Defaults of ours that differ from those of `vllm serve` 0.32, whose scheduler is simulated."""
+"""Defaults of ours that differ from those of `vllm serve`, as of 0.32."""
 
 from dynabench.deployment.description import Pool
 from mocker import EngineConfig
@@ -20,4 +20,4 @@ def other_defaults(pool: Pool) -> str | None:
     theirs = server_defaults(gpu)._asdict() | {"gpu_memory_utilization": GPU_MEMORY_UTILIZATION}
     differing = [name for name, value in here.items() if value == ours[name] != theirs[name]]
     listed = ", ".join(f"{name} {here[name]:,g} (vLLM: {theirs[name]:,g})" for name in differing)
-    return f"{listed}, if vllm serve 0.32 is started on {gpu.name} without these flags" if listed else None
+    return f"{listed}; vLLM's are the defaults of vllm serve on {gpu.name} as of 0.32" if listed else None

@@ -25,7 +25,7 @@ from dynabench.fidelity.step_log import LOG, RECORDER, EngineStepLog, read_step_
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
-from mocker.config import NEWEST, EngineVersion, version_of
+from mocker.config import EngineVersion, version_of
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
 from reports import fidelity, folder
@@ -160,13 +160,11 @@ def as_calibrated(settings: Settings) -> Settings:
     return like(settings, reported | {name: value for name, value in chosen.items() if value is not None})
 
 
-def _version(release: str) -> EngineVersion:
+def _version(release: object) -> EngineVersion:
     try:
         return version_of(release)
     except ValueError as error:
-        raise UserError(
-            f"the real engine is {error}; choose one with --engine-version (the nearest is {NEWEST}), and its rules are assumed"
-        ) from error
+        raise UserError(f"the real engine is {error}") from error
 
 
 def like(settings: Settings, reported: dict[str, Any]) -> Settings:

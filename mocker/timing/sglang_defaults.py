@@ -15,10 +15,13 @@ Source: `srt/arg_groups/memory_hook.py` and `cuda_graph_hook.py` of its wheel. S
 is 0.5% more than torch reports, so the share can differ by 0.001.
 """
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from mocker.models.shape import ModelShape
-from mocker.sglang.config import USUAL_CHUNK, DisaggregationMode
+from mocker.sglang.config import USUAL_CHUNK, DisaggregationMode, SglangConfig
+from mocker.timing.catalog import find_gpu
+from mocker.timing.config import TimingConfig
 from mocker.timing.gpu import Gpu
 from mocker.timing.memory import GIB
 
@@ -105,3 +108,28 @@ def _prefill_graphs(shape: ModelShape, num_tokens: int) -> float:
             size += step
             num_graphs += 1
     return 8 * num_graphs
+
+
+def with_sglang_defaults(engine: SglangConfig, timing: TimingConfig) -> SglangConfig:
+    """Set what SGLang would choose for the GPU and the model; what is set stays as it is.
+
+    Raises:
+        ValueError: the GPU or the model is unknown.
+    """
+    if timing.gpu is None or timing.model is None:
+        return engine
+    gpu = find_gpu(timing.gpu)
+    if engine.chunked_prefill_size is None:
+        engine = replace(engine, chunked_prefill_size=usual_chunk(gpu))
+    if engine.mem_fraction_static is None:
+        share = static_share(
+            gpu,
+            timing.shape,
+            num_gpus=timing.tensor_parallel_size,
+            num_tokens=engine.chunk_size or engine.max_prefill_tokens,
+            max_running=engine.max_running_requests,
+            num_ranks=engine.attn_dp_size,
+            mode=engine.disaggregation_mode,
+        )
+        engine = replace(engine, mem_fraction_static=share)
+    return engine

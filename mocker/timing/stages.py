@@ -8,6 +8,10 @@ are sent from stage to stage is not counted.
 """
 
 from mocker.models.shape import ModelShape
+from mocker.timing.config import TimingConfig
+from mocker.timing.engine_times import roofline_of
+from mocker.timing.groups import layout_of
+from mocker.vllm.config import EngineConfig
 
 USUAL_STEP = 64
 """Tokens of the step from whose times the stages' shares are taken."""
@@ -38,3 +42,28 @@ def saved_by_stages(shape: ModelShape, layers: list[int], weights: float, num_gp
     share, embeddings = max(layers) / sum(layers), 2.0 * shape.embedding_parameters / num_gpus
     elsewhere = 0.0 if shape.is_tied else embeddings / 2
     return (1 - share) * (weights - embeddings) + elsewhere
+
+
+def stages_of(engine: EngineConfig, timing: TimingConfig) -> tuple[float, ...]:
+    """Return the share of a step's time that each stage of the model takes; nothing if it is not cut into stages.
+
+    Raises:
+        ValueError: that cannot be, or not with these settings.
+    """
+    num_stages = timing.pipeline_parallel_size
+    if num_stages == 1:
+        return ()
+    for is_so, what in (
+        (engine.kv_role is not None, "prefill and decode apart"),
+        (engine.has_host_memory, "host memory for KV"),
+        (engine.dp_size > 1, "data-parallel ranks"),
+        (engine.enable_lora, "LoRA adapters"),
+        (engine.num_speculative_tokens > 0, "speculative decoding"),
+        (not layout_of(engine, timing).is_plain, f"{timing.model}, whose layers do not all keep all tokens"),
+    ):
+        if is_so:
+            raise ValueError(
+                f"pipeline_parallel_size is {num_stages}; expected 1 with {what}: it is not simulated with stages"
+            )
+    layers = layers_of_stages(timing.shape.num_layers, num_stages)
+    return shares_of_stages(layers, *roofline_of(engine, timing, 1).parts_of_a_step(USUAL_STEP))

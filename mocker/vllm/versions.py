@@ -7,6 +7,7 @@ that no kept version follows goes, and its switch with it. `docs/decisions/0048-
 version is taken in.
 """
 
+import re
 from typing import Final, Literal, NamedTuple
 
 EngineVersion = Literal["0.32", "0.33"]
@@ -40,8 +41,6 @@ class Rules(NamedTuple):
     hashes_look_ahead: bool
     """EAGLE and MTP: a block's name includes the token after it, and a look-up drops no block. With a KV connector, names
     are the old ones, and the last block of a hit is dropped."""
-    skips_drafts: bool
-    """A step says if no draft made after it can be used."""
 
     # States
     counts_state_once: bool
@@ -58,7 +57,6 @@ RULES: Final[dict[EngineVersion, Rules]] = {
         loads_within_step=False,
         caches_accepted=False,
         hashes_look_ahead=False,
-        skips_drafts=False,
         counts_state_once=False,
     ),
     "0.33": Rules(
@@ -70,19 +68,35 @@ RULES: Final[dict[EngineVersion, Rules]] = {
         loads_within_step=True,
         caches_accepted=True,
         hashes_look_ahead=True,
-        skips_drafts=True,
         counts_state_once=True,
     ),
 }
 
 
-def version_of(release: str) -> EngineVersion:
-    """Return whose rules a release of vLLM follows: `0.33.1` those of 0.33.
+def version_of(release: object) -> EngineVersion:
+    """Return whose rules a release of vLLM follows: `0.33.1` those of 0.33. Files may name anything, or `null`.
 
     Raises:
-        ValueError: its rules are not known; the message says what to assume instead.
+        ValueError: its rules are not known; the message says how to assume some.
     """
-    for version in RULES:
-        if release == version or release.startswith(f"{version}."):
-            return version
-    raise ValueError(f"vLLM {release!r}: expected {' or '.join(RULES)}, whose rules are known")
+    if isinstance(release, str):
+        for version in RULES:
+            if release == version or release.startswith(f"{version}."):
+                return version
+    named = f"vLLM {release}" if release else "a vLLM whose version it does not name"
+    raise ValueError(
+        f"{named}; expected {' or '.join(RULES)}, whose rules are known: choose one of them with --engine-version"
+        f"{_nearest(release)}, and its rules are assumed"
+    )
+
+
+def _nearest(release: object) -> str:
+    """Name the version that is nearest to a release, if it has a number."""
+    number = re.match(r"(\d+)\.(\d+)", release) if isinstance(release, str) else None
+    if number is None:
+        return ""
+    major, minor = int(number[1]), int(number[2])
+    versions = list(RULES)
+    oldest_major, oldest_minor = map(int, versions[0].split("."))
+    is_older = (major, minor) < (oldest_major, oldest_minor)
+    return f" (the nearest is {versions[0] if is_older else versions[-1]})"

@@ -17,6 +17,7 @@ from dynabench.deployment.flags import simulated_pool
 from dynabench.deployment.launch import engine_command
 from dynabench.deployment.paths import change_pool
 from dynabench.experiment.axes import change_setting
+from dynabench.experiment.head import head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.fidelity.settings import ValidatePoolConfig
 from dynabench.virtual.run import simulate
@@ -29,6 +30,7 @@ from serving.engines.mock.engine import Mocker
 from serving.worker.config import WorkerConfig
 from tests.support.commands import dynabench
 from workloads import Request, Workload
+from workloads.pacing import LoadConfig
 
 H100 = TimingConfig(gpu="h100", model="meta-llama/Llama-3.1-8B-Instruct")
 
@@ -42,6 +44,16 @@ def test_a_simulation_with_sglangs_scheduler_says_so_and_takes_sglangs_flags(tmp
     assert "Scheduler: SGLang 0.5.23's; Layout: " in done.stdout
     assert "Chunk: 2,048 tokens" in done.stdout
     assert "vLLM's defaults" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("versions", "named"),
+    [(["0.33", None], None), (["0.32"], "vLLM 0.32's"), (["0.33", "0.32"], "vLLM 0.33's or vLLM 0.32's")],
+)
+def test_the_head_names_the_version_of_vllms_rules_unless_it_is_the_newest_everywhere(versions, named):
+    arms = [Deployment(pools=(Pool(mocker=EngineConfig(engine_version=version)),)) for version in versions]
+    workload = Workload("w", 64, [Request(0.0, 64, 1, (1,))])
+    assert head_of(workload, arms, [LoadConfig()]).get("Scheduler") == named
 
 
 def test_an_experiment_compares_three_schedulers(tmp_path):

@@ -103,13 +103,21 @@ def test_a_recording_of_an_unknown_version_is_refused_unless_one_is_chosen(tmp_p
     path = of_release(tmp_path, "0.35.1")
     with pytest.raises(
         RecordingError,
-        match=r"recorded from vLLM '0\.35\.1': expected 0\.32 or 0\.33.*choose one with --engine-version",
+        match=r"recorded from vLLM 0\.35\.1; expected 0\.32 or 0\.33.*choose one of them with --engine-version \(the nearest is 0\.33",
     ):
         families.verify(path)
     verdict = families.verify(path, "0.33")
     assert (verdict.version, verdict.difference) == ("0.35.1", None)
     timing = TimingConfig(timing="constant", constant_prefill_ms=7, constant_decode_ms=3)
     assert families.step_times(path, timing, "0.32") == step_times(read(FILES[0]), timing)
+
+
+def test_a_recording_that_names_no_version_of_vllm_is_refused_unless_one_is_chosen(tmp_path):
+    path = of_release(tmp_path, None)
+    with pytest.raises(RecordingError, match=r"recorded from a vLLM whose version it does not name; expected 0\.32 or"):
+        families.verify(path)
+    verdict = families.verify(path, "0.32")
+    assert (verdict.version, verdict.difference) == ("of unknown version", None)
 
 
 def test_a_version_of_vllm_is_refused_with_a_recording_of_another_engine():

@@ -544,10 +544,12 @@ def test_a_simulated_engine_has_the_rules_of_the_version_that_was_calibrated(tmp
 
 def test_a_calibration_of_an_unknown_version_is_refused_unless_one_is_chosen(tmp_path):
     measured = TimingConfig(timing_file=write_calibration(tmp_path, release="0.35.0"))
-    with pytest.raises(ValueError, match=r"timing_file .* was measured on vLLM '0\.35\.0': expected 0\.32 or 0\.33"):
+    with pytest.raises(ValueError, match=r"timing_file .* was measured on vLLM 0\.35\.0; expected 0\.32 or 0\.33"):
         resolve(EngineConfig(), measured)
     assert resolve(EngineConfig(engine_version="0.33"), measured).config.engine_version == "0.33"
-    with pytest.raises(UserError, match=r"the real engine is vLLM '0\.35\.0'.* choose one with --engine-version"):
+    with pytest.raises(
+        UserError, match=r"the real engine is vLLM 0\.35\.0; .* choose one of them with --engine-version"
+    ):
         as_calibrated(Settings(deployed(timing=measured)))
     chosen = Settings(deployed(engine=EngineConfig(engine_version="0.32"), timing=measured))
     assert as_calibrated(chosen).deployment.pools[0].mocker.engine_version == "0.32"

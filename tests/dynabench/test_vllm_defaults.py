@@ -31,7 +31,7 @@ def told(gpu, engine=None, **timing):
     ],
 )
 def test_settings_at_our_defaults_are_named_with_vllms_own(gpu, settings):
-    assert told(gpu) == f"{settings}, if vllm serve 0.32 is started on {gpu} without these flags"
+    assert told(gpu) == f"{settings}; vLLM's are the defaults of vllm serve on {gpu} as of 0.32"
 
 
 def test_what_was_set_is_not_named():

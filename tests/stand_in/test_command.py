@@ -42,7 +42,7 @@ def test_what_is_wrong_is_said_in_one_line():
     [
         (("serve", LLAMA), "serve: leave it out; "),
         (("--gpuu", "h100"), "--gpuu: unknown to vllm serve 0.32.0; did you mean --gpu?"),
-        ((LLAMA, "-pp", "2"), "--pipeline-parallel-size 2: engines with several stages are not simulated; "),
+        ((LLAMA, "-pp", "2"), "--pipeline-parallel-size 2: this server has no stages yet; "),
         (("--help=zzz",), "--help=zzz: no group and no flag of vllm serve has this word; "),
     ],
 )

@@ -201,7 +201,7 @@ def test_speculation_takes_vllms_synthetic_acceptance():
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        (f"{LLAMA} -pp 2", "--pipeline-parallel-size 2: engines with several stages are not simulated"),
+        (f"{LLAMA} -pp 2", "--pipeline-parallel-size 2: this server has no stages yet"),
         (f"{LLAMA} --spec-tokens 3", "--spec-tokens 3: use --speculative-config"),
         (
             f"{LLAMA} --speculative-config.method medusa",

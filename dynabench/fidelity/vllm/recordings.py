@@ -15,7 +15,7 @@ from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_he
 from mocker import EngineConfig
 from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.tiers.config import HostMemory
-from mocker.vllm.versions import NEWEST, EngineVersion, version_of
+from mocker.vllm.versions import EngineVersion, version_of
 
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
@@ -76,6 +76,10 @@ class Updated:
     """How many drafts there were then for each request's next step, if scheduling was synchronous."""
 
 
+UNNAMED = "of unknown version"
+"""Follows the name of an engine whose version a recording does not name."""
+
+
 @dataclass
 class Recording:
     """A scenario and what vLLM did, in order; asynchronously, each step is scheduled before the last one ends."""
@@ -118,13 +122,11 @@ def read(path: Path, version: EngineVersion | None = None) -> Recording:
     return recording
 
 
-def _version(path: Path, release: str) -> EngineVersion:
+def _version(path: Path, release: object) -> EngineVersion:
     try:
         return version_of(release)
     except ValueError as error:
-        raise RecordingError(
-            f"{path}: recorded from {error}; choose one with --engine-version (the nearest is {NEWEST}), and its rules are assumed"
-        ) from error
+        raise RecordingError(f"{path}: recorded from {error}") from error
 
 
 def _config(path: Path, settings: Json, version: EngineVersion) -> EngineConfig:
@@ -219,7 +221,7 @@ def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -
         )
     release = scenario["vllm_version"]
     config = _config(path, settings, version or _version(path, release))
-    return Recording(path, config, release, None, None, 1, None, entries)
+    return Recording(path, config, release or UNNAMED, None, None, 1, None, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -298,7 +300,7 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
     settings = meta["config"]
     max_loras, num_stages = settings.get("max_loras") or None, settings.get("pipeline_parallel_size", 1)
-    return Recording(path, config, meta["vllm"], offloading, max_loras, num_stages, _layout(meta), entries)
+    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, max_loras, num_stages, _layout(meta), entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:

@@ -123,14 +123,6 @@ class GroupPool(Pool):
         """Return what a block has cached."""
         return self._contents[block]
 
-    def free_queue(self) -> list[int]:
-        """Return the free blocks, the next to be taken first."""
-        found, block = [], self._next[NULL]
-        while block != NULL:
-            found.append(block)
-            block = self._next[block]
-        return found
-
     def reset(self) -> bool:
         """See `Pool`."""
         if self._num_free != self.num_blocks:

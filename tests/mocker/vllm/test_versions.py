@@ -49,10 +49,24 @@ def test_a_release_follows_the_rules_of_its_version(release, version):
     assert version_of(release) == version
 
 
-@pytest.mark.parametrize("release", ["0.31.2", "0.330.0", "0.34.0rc1", ""])
-def test_a_release_whose_rules_are_not_known_is_refused(release):
-    with pytest.raises(ValueError, match=r"expected 0\.32 or 0\.33, whose rules are known"):
+@pytest.mark.parametrize(
+    ("release", "named", "nearest"),
+    [
+        ("0.31.2", "vLLM 0.31.2", " (the nearest is 0.32)"),
+        ("0.330.0", "vLLM 0.330.0", " (the nearest is 0.33)"),
+        ("0.34.0rc1", "vLLM 0.34.0rc1", " (the nearest is 0.33)"),
+        ("main", "vLLM main", ""),
+        ("", "a vLLM whose version it does not name", ""),
+        (None, "a vLLM whose version it does not name", ""),
+    ],
+)
+def test_a_release_whose_rules_are_not_known_is_refused_with_the_nearest(release, named, nearest):
+    with pytest.raises(ValueError) as refused:
         version_of(release)
+    assert str(refused.value) == (
+        f"{named}; expected 0.32 or 0.33, whose rules are known: choose one of them with --engine-version{nearest}, "
+        "and its rules are assumed"
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,64 @@
+"""What drafts in an engine that speculates: how large it is, and how long it takes."""
+
+from dataclasses import replace
+
+from mocker.models.catalog import find_model
+from mocker.models.shape import ModelShape
+from mocker.timing.catalog import find_engine, find_gpu
+from mocker.timing.config import TimingConfig
+from mocker.timing.drafting import Drafting, FixedDrafting, ModelDrafting
+from mocker.timing.engine_times import expert_parallel_size
+from mocker.timing.model import Faster, TimingModel
+from mocker.timing.parts import drafter_coefficients, layer_with_head
+from mocker.timing.roofline import Coefficients, Roofline
+from mocker.vllm.config import EngineConfig
+
+
+def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
+    """Return how long drafting takes.
+
+    Raises:
+        ValueError: the model or the GPU on which that depends is unknown, or the method needs another model.
+    """
+    method = engine.speculative_method
+    if (method == "draft_model") != (engine.draft_model is not None):
+        raise ValueError(
+            f"speculative_method is {method}, and draft_model is {engine.draft_model}; expected both to be of a draft model"
+        )
+    speedup = timing.decode_speedup
+    if engine.drafting_ms is not None:
+        return FixedDrafting(engine.drafting_ms / 1000 / speedup)
+    if method in ("ngram", "ngram_gpu"):
+        return FixedDrafting(0.0)
+    if timing.timing_name != "roofline":
+        raise ValueError(
+            f"num_speculative_tokens is {engine.num_speculative_tokens}, and timing {timing.timing_name} does not say how long "
+            f"{method} drafts; expected drafting_ms with it, or a gpu and a model"
+        )
+    model: TimingModel = Roofline(_drafter(engine, timing))
+    if speedup != 1:
+        model = Faster(model, timing.speedup, speedup)
+    return ModelDrafting(model, engine.num_speculative_tokens)
+
+
+def drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | None:
+    """Return what drafts: a model of its own, or a layer that shares the model's embeddings and head; None: neither."""
+    if not engine.num_speculative_tokens or engine.speculative_method in ("ngram", "ngram_gpu"):
+        return None
+    return (
+        find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)
+    )
+
+
+def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
+    assert timing.gpu is not None
+    gpu = find_gpu(timing.gpu)
+    return drafter_coefficients(
+        find_model(engine.draft_model) if engine.draft_model else layer_with_head(timing.shape),
+        gpu,
+        find_engine(timing.timed_as, gpu.architecture),
+        tensor_parallel_size=timing.tensor_parallel_size,
+        expert_parallel_size=expert_parallel_size(engine, timing),
+        kv_dtype=timing.kv_dtype,
+        link_gbps=timing.link_gbps,
+    )

@@ -1,0 +1,69 @@
+"""How the layers of an engine's model keep KV: in one table, or in groups, each with its own."""
+
+from mocker.contract import EngineSettings
+from mocker.models.kv_cache import kv_cache, layers_of
+from mocker.models.kv_groups import KvLayout
+from mocker.timing.config import TimingConfig
+from mocker.timing.drafter import drafter_shape
+from mocker.vllm.config import EngineConfig
+
+
+def groups_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout | None:
+    """Return the groups of the model's layers, if it is known and they do not all keep all tokens."""
+    if timing.timing_name != "roofline" or not isinstance(engine, EngineConfig):
+        return None
+    layout = layout_of(engine, timing)
+    return None if layout.is_plain else layout
+
+
+def is_one_table(engine: EngineSettings, timing: TimingConfig) -> bool:
+    """Return whether layers are counted as if all kept all tokens, because KV is transferred."""
+    if timing.timing_name != "roofline" or not (isinstance(engine, EngineConfig) and _transfers(engine)):
+        return False
+    return any(not layer.is_full for layer in layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype))
+
+
+def check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
+    """Refuse a model whose layers do not all keep all tokens, or in stages, which only vLLM's scheduler has here."""
+    if timing.pipeline_parallel_size > 1:
+        raise ValueError(
+            f"pipeline_parallel_size is {timing.pipeline_parallel_size}; expected 1: {name}'s scheduler has no stages here"
+        )
+    if timing.timing_name == "roofline" and len(layout_of(engine, timing).groups) > 1:
+        raise ValueError(
+            f"model {timing.model} has layers that do not keep all tokens, which {name}'s scheduler does not have here yet"
+        )
+
+
+def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
+    """Return how the model's layers keep KV; vLLM transfers KV, to another engine or host memory, from one table only."""
+    state_block_size, transfers, drafter = None, False, None
+    if isinstance(engine, EngineConfig):
+        drafter = drafter_shape(engine, timing)
+        state_block_size = None if engine.enable_prefix_caching else engine.max_model_len or context_length(timing)
+        transfers = _transfers(engine)
+    return kv_cache(
+        timing.shape,
+        block_size=engine.block_size,
+        num_gpus=timing.tensor_parallel_size,
+        kv_dtype=timing.kv_dtype,
+        state_block_size=state_block_size,
+        drafter=drafter,
+        is_one_table=transfers,
+    ).layout
+
+
+def context_length(timing: TimingConfig) -> int | None:
+    """Return the context length of the model; None if there is no model, or measured or generic times only name one."""
+    if timing.model is None:
+        return None
+    try:
+        return timing.shape.context_length
+    except ValueError:
+        if timing.timing_name == "roofline":
+            raise
+        return None
+
+
+def _transfers(engine: EngineConfig) -> bool:
+    return engine.kv_role is not None or engine.has_host_memory
