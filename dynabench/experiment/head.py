@@ -36,7 +36,7 @@ def head_of(
         "Model": _each(_model(pool) for pool in decoders),
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
-        "Scheduler": _schedulers(decoders),
+        "Scheduler": _schedulers([pool for deployment in deployments for pool in deployment.pools]),
         "Room for KV": _rooms(decoders),
         "KV groups": _each(_groups(pool) for pool in decoders if pool.engine == "mocker"),
         "Chunk": _each(
@@ -44,7 +44,7 @@ def head_of(
         ),
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
-        "Speculation": speculation_of(decoders),
+        "Speculation": speculation_of(pool for deployment in deployments for pool in deployment.pools),
         "Workload": _workload(workload, loads),
         "Step times": describe_step_times(deployments),
         "Approximated": _each(_approximations(pool) for pool in decoders if pool.timing.timing_name == "roofline"),

@@ -13,6 +13,8 @@ import yaml
 
 from mocker.speculation.acceptance import check_rates, rates_of_curve
 
+MOST_DRAFTS = 1024
+"""More than any engine verifies in a step."""
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
@@ -29,6 +31,8 @@ def read_rates(path: str, num_drafts: int, mode: str) -> tuple[float, ...]:
         raise ValueError(f"acceptance_file {path} cannot be read: {error}") from None
     try:
         return _rates(Path(path).suffix, text, num_drafts, mode)
+    except RecursionError:
+        raise ValueError(f"acceptance_file {path}: it is nested too deep") from None
     except ValueError as error:
         raise ValueError(f"acceptance_file {path}: {error}") from None
 
@@ -80,6 +84,8 @@ def _counted(text: str) -> list[float]:
                 drafts += sample.value
             elif sample.name == ACCEPTED:
                 place = int(sample.labels["position"])
+                if not 0 <= place < MOST_DRAFTS:
+                    raise ValueError(f"position {place}")
                 accepted[place] = accepted.get(place, 0.0) + sample.value
     except (KeyError, ValueError) as error:
         raise ValueError(
@@ -99,5 +105,5 @@ def _whole(value: Any) -> int:
 def _number(value: Any) -> float:
     try:
         return float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{value!r} is not a number") from None
+    except (TypeError, ValueError, OverflowError):
+        raise ValueError(f"{repr(value)[:40]} is not a number") from None

@@ -160,6 +160,12 @@ def _offloading(meta: Json) -> HostMemory | None:
     return HostMemory(num_chunks=given["num_cpu_chunks"], **known)
 
 
+def _kind_of(event: Json, layout: KvLayout | None) -> str:
+    """Say what an event reports, and of which group of layers if there are several."""
+    kind = KINDS[event["type"]]
+    return kind if layout is None or event["type"] == "AllBlocksCleared" else f"{kind} of group {event['group_idx']}"
+
+
 def _layout(meta: Json) -> KvLayout | None:
     """Return the groups of a model's layers, which must be those of vLLM.
 
@@ -263,7 +269,7 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
     loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and ids of the blocks to load
-    offloading = _offloading(meta)
+    offloading, layout = _offloading(meta), _layout(meta)
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -283,7 +289,7 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
                 known |= {new["id"] for new in row["new"]}
                 loads |= _loads(row, config.block_size)
             case "update":
-                events = [(KINDS[event["type"]], event.get("block_hashes", [])) for event in row["kv_events"]]
+                events = [(_kind_of(event, layout), event.get("block_hashes", [])) for event in row["kv_events"]]
                 arrivals, sent = _transferred(row.get("kv_out", {}), loads)
                 updated = Updated(row["step"], _updated(row), events, arrivals=arrivals, sent=sent)
                 updated.accepted = row.get("accepted", {})
@@ -300,7 +306,9 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
     settings = meta["config"]
     max_loras, num_stages = settings.get("max_loras") or None, settings.get("pipeline_parallel_size", 1)
-    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, max_loras, num_stages, _layout(meta), entries)
+    if not isinstance(num_stages, int) or num_stages < 1:
+        raise RecordingError(f"{path}: pipeline_parallel_size is {num_stages!r}; expected a number of stages")
+    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, max_loras, num_stages, layout, entries)
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:

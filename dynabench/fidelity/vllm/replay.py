@@ -9,7 +9,7 @@ from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, S
 from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
-from mocker.events import BlockEvent, GroupStored, TierRemoved, TierStored
+from mocker.events import BlockEvent, GroupRemoved, GroupStored, TierRemoved, TierStored
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.copies import SequenceCopy
@@ -282,7 +282,8 @@ class _Replay:
 
     def _compare_events(self, entry: Updated) -> Json | None:
         pool = self._scheduler.pool
-        ours, pool.events = list(_event_rows(pool.events)), []
+        names_groups = any(" of group " in kind for kind, _ in entry.events)
+        ours, pool.events = list(_event_rows(pool.events, names_groups=names_groups)), []
         if [(kind, len(keys)) for kind, keys in ours] != [(kind, len(keys)) for kind, keys in entry.events]:
             return _difference(entry.number, "events", entry.events, ours)
         for (kind, keys), (_, hashes) in zip(ours, entry.events, strict=True):
@@ -424,12 +425,16 @@ def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) ->
     )
 
 
-def _event_rows(events: Iterable[BlockEvent]) -> Iterator[tuple[str, list[Hashable]]]:
+def _event_rows(events: Iterable[BlockEvent], *, names_groups: bool) -> Iterator[tuple[str, list[Hashable]]]:
     for event in events:
-        if isinstance(event, (BlockStored, GroupStored)):
-            yield "stored", event.keys()
-        elif isinstance(event, AllBlocksCleared):
+        if isinstance(event, AllBlocksCleared):
             yield "cleared", []
+            continue
+        of_group = ""
+        if names_groups and isinstance(event, (GroupStored, GroupRemoved)):
+            of_group = f" of group {event.group.number}"
+        if isinstance(event, (BlockStored, GroupStored)):
+            yield f"stored{of_group}", event.keys()
         else:
             for key in event.keys():  # noqa: SIM118 (an event, not a dict)
-                yield "removed", [key]
+                yield f"removed{of_group}", [key]

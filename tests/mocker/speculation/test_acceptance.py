@@ -94,6 +94,9 @@ def test_files_of_all_kinds_are_read(tmp_path):
         ("a.json", "[null]", "None is not a number"),
         ("a.json", "x", "it is not JSON"),
         ("m.txt", "vllm:prompt_tokens_total 3\n", "expected those of a vLLM server that has speculated"),
+        ("a.json", f"[1{'0' * 400}]", "is not a number"),
+        ("a.json", "[" * 100_000, "it is nested too deep"),
+        ("m.txt", METRICS.replace('position="1"', 'position="999999999"'), "it is not the metrics of a server"),
         ("m.txt", "{", "it is not the metrics of a server"),
         (
             "m.txt",

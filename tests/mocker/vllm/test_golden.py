@@ -76,3 +76,12 @@ def test_a_changed_recording_is_told_apart():
     verdict = replay.verify(recording)
     assert verdict.difference["step"] == 7
     assert verdict.difference["what"] == "free_blocks"
+
+
+def test_events_of_another_group_are_told_apart():
+    recording = recordings.read(GOLDEN / "vllm-0.32-hybrid" / "swa_dev1.sched.jsonl.gz")
+    updated = next(entry for entry in recording.entries if isinstance(entry, recordings.Updated) and entry.events)
+    kind, hashes = updated.events[0]
+    updated.events[0] = (kind.replace("group 0", "group 1"), hashes)
+    assert kind != updated.events[0][0]
+    assert replay.verify(recording).difference["what"] == "events"

@@ -21,6 +21,8 @@ def speculation_of(given: Mapping[str, Any], *, predicts: bool) -> dict[str, Any
     config = given.get("speculative_config")
     if config is None:
         return {}
+    if not isinstance(config, dict):
+        raise ValueError(f"--speculative-config {config!r}: expected an object")
     if unknown := [name for name in config if name not in (*KNOWN, *SYNTHETIC)]:
         raise ValueError(f"--speculative-config.{unknown[0]}: it is not simulated; leave it out")
     method, count = config.get("method"), config.get("num_speculative_tokens")
@@ -43,9 +45,11 @@ def _rates(config: Mapping[str, Any], count: int) -> str:
             '"synthetic" in it, with "synthetic_acceptance_length" or "synthetic_acceptance_rates"'
         )
     if length is not None:
-        if not 1 <= length <= count + 1:
+        if not isinstance(length, (int, float)) or not 1 <= length <= count + 1:
             raise ValueError(f"--speculative-config.synthetic_acceptance_length {length}: expected 1 to {count + 1}")
         rates = [min(max(length - 1 - place, 0.0), 1.0) for place in range(count)]
-    elif rates is not None and len(rates) != count:
-        raise ValueError(f"--speculative-config.synthetic_acceptance_rates: expected {count} rates, not {len(rates)}")
-    return ",".join([repr(float(rate)) for rate in rates or ()])
+    elif (
+        not isinstance(rates, list) or len(rates) != count or not all(isinstance(rate, (int, float)) for rate in rates)
+    ):
+        raise ValueError(f"--speculative-config.synthetic_acceptance_rates: expected {count} rates, not {rates!r}")
+    return ",".join([repr(float(rate)) for rate in rates])
