@@ -95,12 +95,16 @@ def _room(timing: TimingConfig) -> tuple[dict[str, Any] | None, str]:
         return None, f"on {timing.gpu}: {error}"
     context = engine.config.max_model_len or engine.longest_sequence
     sequences = engine.num_usable_blocks / engine.num_blocks_of(context)
-    room = {
+    layout = engine.layout
+    sizes = [engine.config.block_size] if layout is None else sorted({group.block_size for group in layout.groups})
+    room: dict[str, Any] = {
         "num_gpu_blocks": engine.num_blocks,
-        "block_size": engine.config.block_size,
-        "kv_tokens": int(sequences * context),
+        "block_size": sizes[0],
+        "kv_tokens": engine.num_usable_tokens,
         "sequences_of_full_context": round(sequences, 2),
     }
+    if layout is not None:
+        room |= {"block_sizes": sizes, "groups": layout.summary}
     if sequences >= 1:
         return room, ""
     most = engine.longest_sequence
@@ -127,5 +131,8 @@ def _lines(found: dict[str, Any], room: dict[str, Any] | None) -> list[tuple[str
     if room is not None:
         tokens, blocks = f"{room['kv_tokens']:,} tokens on each engine", f"{room['num_gpu_blocks']:,} blocks"
         whole = f"{room['sequences_of_full_context']:,} sequences of the full context"
-        lines.append(("room for KV", f"{tokens} ({whole}), in {blocks} of {room['block_size']}"))
+        sizes = " or ".join([f"{size:,}" for size in room.get("block_sizes", [room["block_size"]])])
+        lines.append(("room for KV", f"{tokens} ({whole}), in {blocks} of {sizes}"))
+        if "groups" in room:
+            lines.append(("KV groups", room["groups"]))
     return lines

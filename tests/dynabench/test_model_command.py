@@ -1,6 +1,7 @@
 """What `dynabench model` and the head of a run say of a model."""
 
 import json
+import re
 
 import pytest
 
@@ -111,3 +112,9 @@ def test_a_plan_says_what_was_understood(tmp_path):
     flags += ["--tensor-parallel-size", 1, "--max-num-batched-tokens", 8192, "--loads", 1, "--max-gpus", 4]
     done = dynabench("plan", *flags, "--out", tmp_path / "out")
     assert "Model: openai/gpt-oss-120b: 116.8 B parameters" in done.stdout, done.stderr
+
+
+def test_groups_of_layers_and_the_sizes_of_their_blocks_are_named():
+    done = dynabench("model", "Qwen/Qwen3.5-35B-A3B", "--gpu", "h100")
+    assert re.search(r"room for KV .* in \d+ blocks of 1,056", done.stdout)
+    assert "KV groups      3 mamba, 1 full_attention" in done.stdout
