@@ -9,9 +9,12 @@ model's own token after them.
 
 from abc import ABC, abstractmethod
 
+from mypy_extensions import mypyc_attr
+
 from mocker.sequence import Sequence
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Drafter(ABC):
     """Answers for all sequences of an engine. Answers may depend on `sequence.num_known`, but not on who else runs."""
 
