@@ -39,7 +39,7 @@ def _source(engine: EngineConfig) -> str:
 def _drafting(engine: EngineConfig) -> str:
     if engine.drafting_ms is not None:
         return f"drafting takes {engine.drafting_ms:g} ms a step"
-    if engine.speculative_method in ("ngram", "ngram_gpu"):
+    if not engine.has_drafter:
         return "drafting takes no time"
     what = engine.draft_model or "a layer like the model's last"
     return f"drafting takes as long as {what}, which was not measured"

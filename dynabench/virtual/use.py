@@ -99,7 +99,7 @@ def _gains(engine: SimulatedEngine, length: float, cluster: Cluster) -> tuple[Ga
     if not isinstance(timing, Speculating):
         return ()
     context = int(columns.input_length.mean() + columns.output_length.mean() / 2)
-    room = engine.num_usable_blocks // engine.num_blocks_of(context)
+    room = engine.num_usable_blocks // engine.num_blocks_decoding(context)
     sizes = [size for size in STEP_SIZES if size <= min(engine.config.max_num_seqs, room)]
     return tuple([Gain(size, timing.gain(size, size * context, length, len(engine.acceptance))) for size in sizes])
 

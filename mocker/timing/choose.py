@@ -98,6 +98,13 @@ class SimulatedEngine:
         num_in_flight = config.max_num_batched_tokens * (1 + config.is_async)
         return self.layout.num_blocks_of(num_tokens, num_in_flight, config.num_speculative_tokens)
 
+    def num_blocks_decoding(self, num_tokens: int) -> int:
+        """Return the blocks that it holds while it decodes, when windows have no prompt in flight beside them."""
+        if self.layout is None:
+            return self.num_blocks_of(num_tokens)
+        num_drafts = self.config.num_speculative_tokens
+        return self.layout.num_blocks_of(num_tokens, (1 + num_drafts) * (1 + self.config.is_async), num_drafts)
+
     @property
     def longest_sequence(self) -> int:
         """Tokens of the longest sequence that the KV cache can hold alone."""

@@ -28,7 +28,7 @@ def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
     speedup = timing.decode_speedup
     if engine.drafting_ms is not None:
         return FixedDrafting(engine.drafting_ms / 1000 / speedup)
-    if method in ("ngram", "ngram_gpu"):
+    if not engine.has_drafter:
         return FixedDrafting(0.0)
     if timing.timing_name != "roofline":
         raise ValueError(
@@ -43,7 +43,7 @@ def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
 
 def drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | None:
     """Return what drafts: a model of its own, or a layer that shares the model's embeddings and head; None: neither."""
-    if not engine.num_speculative_tokens or engine.speculative_method in ("ngram", "ngram_gpu"):
+    if not engine.has_drafter:
         return None
     return (
         find_model(engine.draft_model) if engine.draft_model else replace(layer_with_head(timing.shape), vocab_size=0)

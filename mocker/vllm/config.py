@@ -180,6 +180,11 @@ class EngineConfig(OffloadConfig):
         return self.async_scheduling is not False and not self.has_ngram_drafts
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether a model or a layer drafts, with weights and KV of its own; n-grams are only looked up."""
+        return self.num_speculative_tokens > 0 and self.speculative_method not in ("ngram", "ngram_gpu")
+
+    @property
     def has_ngram_drafts(self) -> bool:
         """Whether drafts are known only when the step before them is: asynchronous scheduling does not work with them."""
         return self.num_speculative_tokens > 0 and self.speculative_method == "ngram"

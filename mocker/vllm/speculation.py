@@ -17,7 +17,7 @@ class Speculation:
         is_on = num_drafts > 0
         self.num_drafts = num_drafts
         """Most drafts of a sequence in a step."""
-        self.num_lookahead = num_drafts if method not in ("ngram", "ngram_gpu") else 0
+        self.num_lookahead = num_drafts if config.has_drafter else 0
         """Places after those of a step's tokens: a drafter that has a KV cache writes there."""
         self.num_slots = int(is_on and method == "draft_model")
         """Tokens of the budget that each sequence in a step costs beside its own, for the drafter."""

@@ -108,3 +108,4 @@ def test_the_room_that_a_sequence_is_said_to_need_is_what_the_scheduler_asks_for
     core = VllmCore(engine.config, engine.num_blocks, None, engine.layout, drafter=RandomDrafter(engine.acceptance))
     for num_tokens in (1, 100, 620, 5000, 50_000):
         assert core.blocks.most_needed(num_tokens) == engine.num_blocks_of(num_tokens)
+        assert engine.num_blocks_decoding(num_tokens) <= engine.num_blocks_of(num_tokens)

@@ -140,8 +140,11 @@ def _config(path: Path, settings: Json, version: EngineVersion) -> EngineConfig:
         known.pop("max_loras", None)  # 0: none
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
-    known["speculative_method"] = settings.get("spec_method", "ngram")
-    if known["speculative_method"] == "ngram" and known["async_scheduling"]:
+    if known.get("num_speculative_tokens"):
+        if "spec_method" not in settings:
+            raise RecordingError(f"{path}: it speculates, and does not say what drafts; expected config.spec_method")
+        known["speculative_method"] = settings["spec_method"]
+    if known.get("speculative_method") == "ngram" and known["async_scheduling"]:
         known["speculative_method"] = "ngram_gpu"  # only that knows its drafts in time
     if settings.get("kv_connector") == "OffloadingConnector":
         known["kv_role"] = None  # kv_both: no other engine is involved
