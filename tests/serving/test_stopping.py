@@ -50,6 +50,17 @@ def wait_for_model(url, process):
     until(is_listed, process)
 
 
+def streaming(stack, url, process):
+    """Return an answer that streams: of several frontend processes, one may not know the model yet."""
+    body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
+
+    def answer():
+        answer = stack.enter_context(httpx.stream("POST", f"{url}/v1/completions", json=body))
+        return answer if answer.status_code == httpx.codes.OK else None
+
+    return until(answer, process)
+
+
 def read_until(process, text):
     log = []
     while text not in (line := process.stdout.readline()):
@@ -88,15 +99,13 @@ def test_the_second_ctrl_c_ends_dynamo_run_at_once(tmp_path, way):
         url = f"http://127.0.0.1:{port}"
         wait_for_model(url, process)
         pids = below(process)
-        body = {"model": "mock", "prompt": "x", "max_tokens": 5000, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body) as answer:
-            pieces = answer.iter_lines()
-            next(pieces)
-            process.send_signal(signal.SIGINT)
-            assert "requests in progress (1)" in read_until(process, "Ctrl-C again stops at once")
-            assert process.poll() is None
-            process.send_signal(signal.SIGINT)
-            assert "error" in "".join(pieces)
+        pieces = streaming(stack, url, process).iter_lines()
+        next(pieces)
+        process.send_signal(signal.SIGINT)
+        assert "requests in progress (1)" in read_until(process, "Ctrl-C again stops at once")
+        assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        assert "error" in "".join(pieces)
         log, _ = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 130
         assert "Traceback" not in log
