@@ -10,6 +10,7 @@ from foundation.text import one_line
 from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
 from mocker.batch import Batch
 from mocker.events import BlockEvent, GroupRemoved, GroupStored, TierRemoved, TierStored
+from mocker.media import MediaItem
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.copies import SequenceCopy
@@ -393,16 +394,25 @@ def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, bl
 
 
 def content_ids(
-    tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "", *, num_ahead: int = 0
+    tokens: list[int],
+    block_size: int,
+    salt: str | None = None,
+    adapter: str = "",
+    *,
+    num_ahead: int = 0,
+    media: tuple[MediaItem, ...] = (),
 ) -> list[Hashable]:
     """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it.
 
-    A name may include so many tokens after the block, without which it has none.
+    A name may include so many tokens after the block, without which it has none. The tokens of media are the same whatever
+    these show, so their ids are part of the content, and where in the block they begin.
     """
     ids: list[Hashable] = []
     parent: Hashable = ("salt", salt, adapter)
     for start in range(0, len(tokens) - block_size - num_ahead + 1, block_size):
-        parent = hash((parent, tuple(tokens[start : start + block_size + num_ahead])))
+        stop = start + block_size + num_ahead
+        shown = tuple([(item.id, item.offset - start) for item in media if item.end > start and item.offset < stop])
+        parent = hash((parent, tuple(tokens[start:stop]), shown) if shown else (parent, tuple(tokens[start:stop])))
         ids.append(parent)
     return ids
 
