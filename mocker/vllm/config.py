@@ -276,14 +276,18 @@ class EngineConfig(OffloadConfig):
         """Refuse values with which an item would never be computed."""
         if self.max_tokens_per_mm_item is None or not self.disable_chunked_mm_input:
             return
+        # A draft model takes a token of the budget. One on top of the model sees an item a token early, so that the chunk before
+        # the item ends there.
+        needed = self.max_tokens_per_mm_item + self.has_drafter
         limits = {"max_num_batched_tokens": self.max_num_batched_tokens}
-        if self.long_prefill_token_threshold and self.rules.holds_whole_items:
+        if self.long_prefill_token_threshold and (self.rules.holds_whole_items or self.has_drafter):
             limits["long_prefill_token_threshold"] = self.long_prefill_token_threshold
         for name, limit in limits.items():
-            if limit < self.max_tokens_per_mm_item:
+            if limit < needed:
+                because = " and a token for the drafter" if self.has_drafter else ""
                 raise ValueError(
-                    f"{name} is {limit}, and disable_chunked_mm_input is true; expected at least max_tokens_per_mm_item "
-                    f"({self.max_tokens_per_mm_item}), or an item would never be computed"
+                    f"{name} is {limit}, and disable_chunked_mm_input is true; expected at least {needed}, for an item of "
+                    f"max_tokens_per_mm_item{because}, or it would never be computed"
                 )
 
     def _take_apart(self) -> None:

@@ -766,7 +766,7 @@ def with_encoder(rng, config):
     largest = rng.choice([rng.randint(1, 4), rng.randint(2, budget), budget + rng.randint(1, 8)])
     is_whole = rng.random() < 0.3
     if is_whole:
-        largest = min(largest, budget)
+        largest = min(largest, budget - (config.num_speculative_tokens > 0))
         config = replace(config, long_prefill_token_threshold=0)
     return replace(config, max_tokens_per_mm_item=largest, disable_chunked_mm_input=is_whole)
 

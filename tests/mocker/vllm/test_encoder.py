@@ -132,6 +132,16 @@ def test_an_item_that_no_step_could_encode_is_refused():
 @pytest.mark.parametrize("name", ["max_num_batched_tokens", "long_prefill_token_threshold"])
 def test_limits_that_would_divide_every_whole_item_are_refused(name):
     with pytest.raises(
-        ValueError, match=f"{name} is 50, and disable_chunked_mm_input is true; expected at least max_tokens_per"
+        ValueError, match=f"{name} is 50, and disable_chunked_mm_input is true; expected at least 64, for"
     ):
         core(**{"disable_chunked_mm_input": True, name: 50})
+
+
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+def test_a_drafter_needs_room_for_a_token_beside_a_whole_item(method):
+    drafts = {"num_speculative_tokens": 2, "speculative_method": method, "disable_chunked_mm_input": True}
+    with pytest.raises(
+        ValueError, match=r"max_num_batched_tokens is 64, .* at least 65, .* and a token for the drafter"
+    ):
+        EngineConfig(max_tokens_per_mm_item=64, max_num_batched_tokens=64, max_num_seqs=8, **drafts)
+    EngineConfig(max_tokens_per_mm_item=63, max_num_batched_tokens=64, max_num_seqs=8, **drafts)
