@@ -10,6 +10,7 @@ from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.experiment.head import head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.live.run import measure
+from dynabench.virtual.cluster import StalledError
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
@@ -146,3 +147,17 @@ def test_images_from_the_synthesizer_to_the_report(tmp_path):
     page = (out / "report.html").read_text()
     assert "What did the encoders do?" in page
     assert "items of up to 64 tokens; 1,000 tokens take 9 ms" in page
+
+
+def test_a_run_that_locks_up_as_the_engine_would_ends_with_a_line():
+    drafts = {"num_speculative_tokens": 1, "speculative_method": "eagle", "acceptance_length": 1.5, "drafting_ms": 0.0}
+    engine = EngineConfig(
+        engine_version="0.32", max_num_batched_tokens=64, max_num_seqs=8, max_tokens_per_mm_item=40, **drafts
+    )
+    media = (Media(0, 40, "cat"), Media(40, 40, "dog"))
+    asked = Workload("w", 64, [Request(0.0, 100, 4, (1, 2), media=media)])
+    with pytest.raises(
+        StalledError, match=r"1 requests never finish, as with the real engine: .* it cannot go on: the encoder's"
+    ):
+        simulate_pool(asked, engine=engine)
+    assert simulate_pool(asked, engine=replace(engine, engine_version="0.33")).requests.succeeded.all()

@@ -807,6 +807,10 @@ def common(prompt, other):
     )
 
 
+class EndlessError(Exception):
+    """Both do the same, forever."""
+
+
 def drive(rng, config, model, variant=PLAIN):
     """Let both go through a scenario in the order of vLLM's loop; return how often something rare happened."""
     pair, workers = Pair(config, model, variant, rng), Workers(rng)
@@ -823,7 +827,8 @@ def drive(rng, config, model, variant=PLAIN):
     turn = 0
     while asked or pair.has_work:
         turn += 1
-        assert turn < 3000 * variant.num_stages, "it does not end"
+        if turn >= 3000 * variant.num_stages:
+            raise EndlessError
         while asked and asked[0].arrives <= turn:
             pair.add(asked.popleft())
         while aborts and aborts[0].aborted < turn:
@@ -901,6 +906,15 @@ def test_both_do_the_same_with_groups_of_layers(folder, method, is_async, rare):
     assert set(rare) <= set(happened), happened
 
 
+def is_locked(error, config, *, has_states):
+    """Return whether vLLM itself never goes on, as it may: docs/media.md says when."""
+    keeps_items = config.engine_version == "0.32" and config.speculative_method in ("eagle", "eagle3", "mtp")
+    is_endless = isinstance(error, EndlessError)
+    return is_endless and (
+        (keeps_items and config.num_speculative_tokens) or (has_states and config.disable_chunked_mm_input)
+    )
+
+
 ENCODING = ("encoded", "found", "evicted", "preempted", "aborted running", "reset")
 ENCODED = [
     (None, False, None, 1, False, ENCODING),
@@ -930,7 +944,7 @@ def test_both_do_the_same_with_media(folder, method, is_async, kv_role, num_stag
         try:
             happened += drive(rng, config, folder, variant)
         except Exception as error:
-            if has_too_many_adapters(error):
+            if has_too_many_adapters(error) or is_locked(error, config, has_states=has_groups):
                 continue
             error.add_note(f"scenario {seed}: {config} {variant}")
             raise

@@ -8,17 +8,18 @@ import pytest
 
 from mocker import BlockChain, EngineConfig, Sequence
 from mocker.media import MediaItem
+from mocker.speculation.drafter import Drafter
 from mocker.vllm.core import VllmCore
 
 VERSIONS = ("0.32", "0.33")
 
 
-def core(version="0.33", **more):
+def core(version="0.33", drafter=None, **more):
     """Return a scheduler whose steps have 64 tokens, and whose encoder makes and keeps as many."""
     given = {"block_size": 16, "num_gpu_blocks": 100, "max_num_batched_tokens": 64, "max_num_seqs": 8}
     given |= {"async_scheduling": False, "max_tokens_per_mm_item": 64, "engine_version": version}
     config = EngineConfig(**(given | more))
-    return VllmCore(config, config.num_gpu_blocks)
+    return VllmCore(config, config.num_gpu_blocks, drafter=drafter)
 
 
 def sequence(id, prompt, *media, output=1, ids=None):
@@ -145,3 +146,32 @@ def test_a_drafter_needs_room_for_a_token_beside_a_whole_item(method):
     ):
         EngineConfig(max_tokens_per_mm_item=64, max_num_batched_tokens=64, max_num_seqs=8, **drafts)
     EngineConfig(max_tokens_per_mm_item=63, max_num_batched_tokens=64, max_num_seqs=8, **drafts)
+
+
+class NoneAccepted(Drafter):
+    def proposed(self, sequence):
+        return 1
+
+    def accepted(self, sequence, num_drafts):
+        return 0
+
+
+def test_with_eagle_0_32_locks_up_before_an_item_that_the_cache_cannot_hold_beside_the_one_before_it():
+    found = {}
+    for version in VERSIONS:
+        made = core(version, NoneAccepted(), num_speculative_tokens=1, speculative_method="eagle")
+        made.add(sequence("a", 100, (0, 40, "x"), (40, 40, "y")))
+        chunks = []
+        for _ in range(4):
+            if (batch := made.schedule()) is None:
+                break
+            chunks.append([count for _, count in made.num_new_tokens(batch)])
+            made.update(batch)
+        found[version] = chunks, made.stall()
+    assert found["0.33"] == ([[40], [60]], None)
+    chunks, stall = found["0.32"]
+    assert chunks == [[39]]  # the drafter would read the next item's first token, so the first one is still needed
+    assert (
+        "it cannot go on: the encoder's cache has no room for its next item beside those that running requests"
+        in str(stall)
+    )
