@@ -36,8 +36,11 @@ class Encoder:
         self._num_ahead = Speculation(config).num_read_ahead  # tokens after those of a step that the drafter reads
         self._num_kept = 0 if rules.frees_items_at_once else self._num_ahead
         self._budget = self.size
-        self._num_free = self._num_unused = self.size  # the second with what is freeable
-        self._users: dict[str, int] = {}  # of each item in the cache, how many sequences
+        self.num_free = self.size
+        """Room in the cache."""
+        self._num_unused = self.size  # with what is freeable
+        self.users: dict[str, int] = {}
+        """The items in the cache, and how many sequences need each."""
         self._freeable: OrderedDict[str, int] = OrderedDict()
         self._held: dict[Sequence, set[int]] = {}  # places of items in `media`; in a set's order, as in vLLM
         self._planned: list[int] = []  # by the last `cut`
@@ -70,7 +73,7 @@ class Encoder:
                 return max(item.offset - computed - self._num_ahead, 0)
             if item.id in planned:
                 self._repeated.append(place)
-            elif item.id in self._users:
+            elif item.id in self.users:
                 self._use(sequence, place, item)
             elif self._has_room(item.num_tokens):
                 planned.add(item.id)
@@ -92,10 +95,10 @@ class Encoder:
         needed = num_tokens + self._num_planned
         if needed > self._num_unused:
             return False
-        while needed > self._num_free:
+        while needed > self.num_free:
             oldest, freed = self._freeable.popitem(last=False)
-            del self._users[oldest]
-            self._num_free += freed
+            del self.users[oldest]
+            self.num_free += freed
         return True
 
     def take(self, sequence: Sequence) -> None:
@@ -105,8 +108,8 @@ class Encoder:
             self._step[sequence] = items = [media[place] for place in self._planned]
             self._held.setdefault(sequence, set()).update(self._planned)
             for item in items:
-                self._users[item.id] = 1
-            self._num_free -= self._num_planned
+                self.users[item.id] = 1
+            self.num_free -= self._num_planned
             self._num_unused -= self._num_planned
             self._budget -= self._num_planned
         for place in self._repeated:
@@ -125,6 +128,11 @@ class Encoder:
 
     # The cache
 
+    @property
+    def freeable(self) -> list[str]:
+        """The items in the cache that nobody needs, the next one to go first."""
+        return list(self._freeable)
+
     def _use(self, sequence: Sequence, place: int, item: MediaItem) -> None:
         """Let a sequence use an item that is in the cache."""
         held = self._held.setdefault(sequence, set())
@@ -135,9 +143,9 @@ class Encoder:
         held.add(place)
         if not is_new:
             return
-        if not self._users[item.id]:
+        if not self.users[item.id]:
             self._num_unused -= self._freeable.pop(item.id)
-        self._users[item.id] += 1
+        self.users[item.id] += 1
 
     def _holds(self, sequence: Sequence, id: str) -> bool:
         return any(sequence.media[place].id == id for place in self._held.get(sequence, ()))
@@ -165,7 +173,7 @@ class Encoder:
             del self._held[sequence]
         if self._holds(sequence, item.id):
             return
-        self._users[item.id] -= 1
-        if not self._users[item.id]:
+        self.users[item.id] -= 1
+        if not self.users[item.id]:
             self._freeable[item.id] = item.num_tokens
             self._num_unused += item.num_tokens

@@ -482,7 +482,7 @@ class VLLM:
     def _encoder_state(self):
         cache = self.scheduler.encoder_cache_manager
         users = {id: len(users) for id, users in cache.cached.items()}
-        return users, list(cache.freeable.items()), cache.num_free_slots if users else None
+        return users, list(cache.freeable), cache.num_free_slots if users else None
 
     def events(self):
         """Return the blocks of each event, a removal a block."""
@@ -653,8 +653,7 @@ class Ours:
         encoder = self.scheduler.encoder
         if encoder is None:
             return {}, [], None
-        users = encoder._users
-        return users, list(encoder._freeable.items()), encoder._num_free if users else None
+        return encoder.users, encoder.freeable, encoder.num_free if encoder.users else None
 
     def events(self):
         rows = []
@@ -776,8 +775,8 @@ def with_media(rng, asked, largest):
 
     A prompt that goes on after another's often has its items, too.
     """
-    sizes = [rng.randint(1, largest) for _ in range(rng.choice([1, 3, 10]))]
-    density = rng.choice([0.2, 0.5, 1.0])
+    sizes = [rng.randint(1, min(largest, 20)) for _ in range(rng.choice([2, 6, 30]))]
+    density = rng.choice([0.4, 0.7, 0.95])
     found = []
     for one in asked:
         media, offset, prompt = [], rng.choice([0, 0, 1, 3]), list(one.prompt)
@@ -790,9 +789,10 @@ def with_media(rng, asked, largest):
                 prompt[item.offset : item.end] = [7] * item.num_tokens
                 offset = item.end
         while rng.random() < density:
-            number = rng.randrange(len(sizes))
-            if offset + sizes[number] > len(prompt):
+            fitting = [number for number, size in enumerate(sizes) if offset + size <= len(prompt)]
+            if not fitting:
                 break
+            number = rng.choice(fitting)
             media.append(MediaItem(offset, sizes[number], f"item {number}"))
             prompt[offset : media[-1].end] = [7] * sizes[number]
             offset = media[-1].end + rng.choice([0, 0, 1, 5])
@@ -842,7 +842,7 @@ def drive(rng, config, model, variant=PLAIN):
         pair.update(workers)
     if pair.encoder is not None:
         pair.seen["found"] += pair.encoder.counts.found
-        pair.seen["evicted"] += pair.encoder.counts.computed - len(pair.encoder._users)
+        pair.seen["evicted"] += pair.encoder.counts.computed - len(pair.encoder.users)
     return pair.seen
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, is_head, rows_of, why_unreadable
 from mocker import EngineConfig
+from mocker.media import MediaItem
 from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.tiers.config import HostMemory
 from mocker.vllm.versions import EngineVersion, version_of
@@ -38,6 +39,8 @@ class Action:
     priority: int = 0
     salt: str | None = None
     adapter: str = ""
+    media: tuple[MediaItem, ...] = ()
+    """Images in the prompt."""
     remote: str | None = None
     """The role of another engine: `decode` if this one loads KV from it, `prefill` if it reads KV from this one."""
     is_done: bool | None = None
@@ -281,6 +284,7 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
                 action.stops = frozenset([*row.get("stop_token_ids", ()), row.get("eos_token_id")]) - {None}
                 action.priority, action.salt = row["priority"], row["cache_salt"]
                 action.adapter = row["lora"][0] if row.get("lora") else ""
+                action.media = tuple([MediaItem(*item) for item in source.get("media", ())])
                 action.remote = row["kv"]["kind"] if "kv" in row else None
                 entries.append(action)
             case "abort":
@@ -323,7 +327,7 @@ def _scheduled(row: Json, known: set[str]) -> Json:
         "resumed": resumed + [cached["id"] for cached in row["cached"] if cached["resumed"]],
         "preempted": sorted(row["preempted"]),
     }
-    for key in ("junction", "tables"):
+    for key in ("junction", "tables", "num_encoded", "encoder_cache"):
         if key in row:
             facts[key] = row[key]
     if "spec" in row:

@@ -146,7 +146,7 @@ class _Replay:
             facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
             facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
-        facts |= self._tables(facts["scheduled"])
+        facts |= self._tables(facts["scheduled"]) | self._encoded(batch)
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         copies = self._copies(scheduler.offload, entry)
         for sequence in started:
@@ -167,6 +167,16 @@ class _Replay:
         return {
             "tables": {sequence.id: [list(table) for table in blocks.cache.tables(sequence)] for sequence in sequences},
             "junction": {id: junction for id, junction in junctions.items() if junction},
+        }
+
+    def _encoded(self, batch: Batch | None) -> Json:
+        """Return the tokens that a step encodes, and the encoder's cache, if there is one."""
+        encoder = self._scheduler.encoder
+        if encoder is None:
+            return {}
+        return {
+            "num_encoded": 0 if batch is None else batch.num_encoder_tokens,
+            "encoder_cache": {"users": encoder.users, "freeable": encoder.freeable, "free": encoder.num_free},
         }
 
     def _copies(self, offload: Offload, entry: Scheduled) -> Json:
@@ -425,8 +435,16 @@ def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) ->
         max_tokens=action.max_tokens,
         stop_after=None if stop is None else stop + 1,
         chain=BlockChain(
-            content_ids(action.prompt + action.output, block_size, action.salt, action.adapter, num_ahead=num_ahead)
+            content_ids(
+                action.prompt + action.output,
+                block_size,
+                action.salt,
+                action.adapter,
+                num_ahead=num_ahead,
+                media=action.media,
+            )
         ),
+        media=action.media,
         is_remote_prefill=action.remote == "decode",
         is_remote_decode=action.remote == "prefill",
         priority=action.priority,
