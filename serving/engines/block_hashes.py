@@ -6,7 +6,8 @@ vLLM: an array that begins with the kind). The engine names a block by its own h
 its parent, so that every engine's blocks have the names that the router looks for.
 
 A block may be on the GPU, in host memory and on disks at the same time, under one name. LMCache names chunks of several
-blocks by its own hashes.
+blocks by its own hashes. vLLM says of which layers blocks on the GPU are: we take those of the first group of layers that
+keeps all tokens, and those of groups that keep only a part as theirs.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ import numpy as np
 import zmq
 import zmq.asyncio
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup, Medium
 from serving.router.hashing import block_hashes, sequence_hashes
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ MEDIA: dict[str | None, Medium] = {
 }
 """Where blocks are: the engines' words for it, and ours."""
 
+KEEP_ALL = (None, "full_attention", "mla_attention", "sink_full_attention")
+KEEP_A_PART = ("sliding_window", "sliding_window_mla", "mamba")
+"""vLLM's kinds of layers: those that keep all tokens, and those whose part is known by an event alone."""
+
 
 class _Run(NamedTuple):
     """What an engine names as one: a block, or a chunk of several."""
@@ -54,6 +59,8 @@ class HashTranslator:
         self._block_size = block_size
         self._ours: dict[Any, _Run] = {}
         self._copies: dict[Medium, dict[Any, int]] = {medium: {} for medium in get_args(Medium)}
+        self._whole: int | None = None  # the number of the first group that keeps all tokens
+        self._parts: dict[int, dict[Any, tuple[int, int]]] = {}  # of groups that keep a part: our name, and copies
         self._has_warned = False
 
     def stored(
@@ -71,13 +78,62 @@ class HashTranslator:
                 f"ignored {len(theirs)} blocks of {self._block_size} tokens: there are {len(tokens)} tokens for them"
             )
             return None
-        above = None if parent is None else self._ours[parent].hashes[-1]
-        new = sequence_hashes(block_hashes(np.array(tokens, np.uint32), self._block_size), above)
+        above, new = self._below(parent, tokens)
         for place, name in enumerate(theirs):
             start = place * size
             self._ours[name] = _Run(new[start : start + size], new[start - 1] if start else above)
             self._add(name, medium)
         return BlocksStored(new, above, medium)
+
+    def _below(self, parent: Any, tokens: Sequence[int]) -> tuple[int | None, list[int]]:
+        """Return our names of a known parent, and of the blocks below it."""
+        above = None if parent is None else self._ours[parent].hashes[-1]
+        return above, sequence_hashes(block_hashes(np.array(tokens, np.uint32), self._block_size), above)
+
+    def _stored_part(self, number: int, fields: dict[str, Any]) -> BlocksStored | None:
+        """Translate blocks of layers that keep only a part: those that other layers have, or all below a parent."""
+        theirs, parent = fields["block_hashes"], fields["parent_block_hash"]
+        tokens, size = fields["token_ids"], fields["block_size"]
+        each, rest = divmod(size, self._block_size)
+        if rest or not each:
+            self._warn(f"ignored blocks of {size} tokens in a group of layers: other blocks have {self._block_size}")
+            return None
+        if len(tokens) == size * len(theirs) and (parent is None or parent in self._ours):
+            ours = dict(zip(theirs, self._below(parent, tokens)[1][each - 1 :: each], strict=True))
+        else:
+            ours = {name: self._ours[name].hashes[-1] for name in theirs if name in self._ours}
+        held = self._parts.setdefault(number, {})
+        for name, block in ours.items():
+            held[name] = block, held.get(name, (0, 0))[1] + 1
+        group = LayerGroup(number, self._block_size, size, fields.get("kv_cache_spec_sliding_window") or 0, 0)
+        return BlocksStored(list(ours.values()), None, group=group)
+
+    def _removed_part(self, number: int, theirs: Sequence[Any]) -> BlocksRemoved:
+        held, gone = self._parts.get(number, {}), []
+        for name in theirs:
+            block, copies = held.pop(name, (0, 0))
+            if copies:
+                gone.append(block)
+            if copies > 1:
+                held[name] = block, copies - 1
+        return BlocksRemoved(gone, group=number)
+
+    def _of_group(self, kind: str, number: int, fields: dict[str, Any]) -> BlocksEvent | None:
+        """Translate an event about a group of layers that routers do not take for the model."""
+        if kind == "BlockRemoved":
+            return self._removed_part(number, fields["block_hashes"])
+        layers = fields.get("kv_cache_spec_kind")
+        if layers in KEEP_A_PART:
+            return self._stored_part(number, fields)
+        if layers not in KEEP_ALL:
+            self._warn(f"ignored blocks of {layers!r} layers: routers may expect more of a prompt to be cached than is")
+        return None
+
+    def _is_whole(self, kind: str, number: int, layers: str | None) -> bool:
+        """Return whether an event about the GPU is about the first group that keeps all tokens."""
+        if self._whole is None and kind == "BlockStored" and layers in KEEP_ALL:
+            self._whole = number
+        return number == self._whole
 
     def removed(self, theirs: Sequence[Any], *, medium: Medium = "GPU") -> BlocksRemoved | None:
         """Translate blocks that were removed from a medium.
@@ -110,17 +166,26 @@ class HashTranslator:
     def cleared(self) -> BlocksCleared:
         """Forget everything."""
         self._ours.clear()
+        self._parts.clear()
         for held in self._copies.values():
             held.clear()
         return BlocksCleared()
 
-    def translate(self, event: Any) -> BlocksEvent | None:
-        """Translate an event as received; return None if it is of no use to a router.
+    def translate(self, events: Sequence[Any]) -> list[BlocksEvent]:
+        """Translate the events of a message; what other layers store goes first, because it has the names of all blocks.
 
         Raises:
-            ValueError: it is not a KV event.
+            ValueError: one is not a KV event.
         """
-        kind, fields = _fields(event)
+        read = [_fields(event) for event in events]
+        parts = set(self._parts) | {
+            each.get("group_idx") for _, each in read if each.get("kv_cache_spec_kind") in KEEP_A_PART
+        }
+        if parts and not any(kind == "AllBlocksCleared" for kind, _ in read):
+            read.sort(key=lambda event: event[1].get("group_idx") in parts)
+        return [found for event in read if (found := self._translate(*event)) is not None]
+
+    def _translate(self, kind: str, fields: dict[str, Any]) -> BlocksEvent | None:
         if kind == "AllBlocksCleared":
             return self.cleared()
         medium = MEDIA.get(fields.get("medium"))
@@ -131,6 +196,13 @@ class HashTranslator:
             medium = "SHARED"
         if fields.get("lora_name") or fields.get("lora_id"):
             return None
+        number = fields.get("group_idx")
+        if (
+            medium == "GPU"
+            and number is not None
+            and not self._is_whole(kind, number, fields.get("kv_cache_spec_kind"))
+        ):
+            return self._of_group(kind, number, fields)
         if kind == "BlockStored":
             return self.stored(fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"], medium=medium)
         if kind == "BlockRemoved":
@@ -192,7 +264,7 @@ class EventReader:
                     log.warning("lost the engine's KV events %d to %d: forgetting its blocks", expected, came - 1)
                     publish([translator.cleared()])
                 expected = came + 1
-                translated = [found for event in events if (found := translator.translate(event)) is not None]
+                translated = translator.translate(events)
             except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
                 # Every user of the host can send to this port: garbage must not end the engine.
                 log.warning("ignored KV events that cannot be read: %s", error)
