@@ -19,6 +19,20 @@ from mocker.vllm.versions import EngineVersion, version_of
 
 CONNECTORS = (None, "NixlConnector", "OffloadingConnector")
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
+MAY_BE_NONE = ("prefix_cache_retention_interval",)
+"""Settings to which `null` is a value; of others, it says that this vLLM lacks them."""
+SCHEDULED = (
+    "new",
+    "resumed",
+    "running",
+    "waiting",
+    "num_waiting",
+    "free_blocks",
+    "drafts",
+    "tables",
+    "junction",
+)
+"""Facts of a compact row of which a replay has the same."""
 STATE = ("running", "waiting", "free_blocks")
 TRANSFER_STATE = ("kv_holding", "loading", "reserved_blocks")
 KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
@@ -169,13 +183,12 @@ def _kind_of(event: Json, layout: KvLayout | None) -> str:
     return kind if layout is None or event["type"] == "AllBlocksCleared" else f"{kind} of group {event['group_idx']}"
 
 
-def _layout(meta: Json) -> KvLayout | None:
+def _layout(settings: Json, recorded: list[Json]) -> KvLayout | None:
     """Return the groups of a model's layers, which must be those of vLLM.
 
     Raises:
         ValueError: vLLM grouped them otherwise.
     """
-    settings = meta["config"]
     if "layers" not in settings:
         return None
     layout = layout_of(
@@ -185,7 +198,7 @@ def _layout(meta: Json) -> KvLayout | None:
         is_block_outermost=settings["kv_cache_layout"].startswith("B"),
     )
     ours = [(group.layer.kind, group.block_size, list(group.layers)) for group in layout.groups]
-    theirs = [(group["kind"], group["block_size"], group["layers"]) for group in meta["groups"]]
+    theirs = [(group["kind"], group["block_size"], group["layers"]) for group in recorded]
     if ours != theirs:
         raise ValueError(f"the layers form the groups {ours}; expected those that are recorded, {theirs}")
     return layout
@@ -195,7 +208,8 @@ def _layer(layer: Json) -> LayerKv:
     if layer["kind"] == "mamba":
         return LayerKv(0.0, state=layer["state_bytes"])
     window: int = layer["window" if layer["kind"] == "sliding" else "chunk"] if layer["kind"] != "full" else 0
-    return LayerKv(2 * 2 * layer["heads"] * layer["head_size"], window, layer["kind"] == "chunked")
+    token = 2 * layer.get("element_bytes", 2) * layer["heads"] * layer["head_size"]
+    return LayerKv(token, window, layer["kind"] == "chunked")
 
 
 def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -> Recording:
@@ -205,11 +219,13 @@ def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -
             raise RecordingError(
                 f"{path}, line {number + 2}: has step {row['step']} instead of {number}; lines are missing, or not in order"
             )
-    settings = scenario["engine"] | {key: value for key, value in scenario["resolved"].items() if value is not None}
+    resolved = scenario["resolved"].items()
+    settings = scenario["engine"] | {key: value for key, value in resolved if value is not None or key in MAY_BE_NONE}
     outputs: dict[str, list[int]] = {}
     for row in steps:
         for id, tokens in row["tokens"].items():
             outputs.setdefault(id, []).extend(tokens)
+    layout = _layout(settings, settings.get("groups", []))
     duration_s = {row["step"]: row["duration_ms"] / 1e3 for row in steps if "duration_ms" in row}
     waiting = deque(sorted(scenario["requests"], key=lambda request: request["arrival_step"]))
     entries: list[Action | Scheduled | Updated] = []
@@ -221,8 +237,10 @@ def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -
         if "running" in row or updated == row["step"]:
             entries.append(Scheduled(row["step"], _scheduled_in(row)))
         if updated is not None:
-            events = [(event["type"], event.get("hashes", [])) for event in row["events"]]
-            entries.append(Updated(updated, _updated_in(row), events, duration_s.get(updated)))
+            events = [(_kind_in(event), event.get("hashes", [])) for event in row["events"]]
+            ended = Updated(updated, _updated_in(row), events, duration_s.get(updated))
+            ended.accepted, ended.drafts = row.get("accepted", {}), row.get("proposed", {})
+            entries.append(ended)
     if waiting:
         raise RecordingError(
             f"{path}: the recording ends before step {waiting[0]['arrival_step']}, when request {waiting[0]['id']!r} "
@@ -230,7 +248,8 @@ def _read_compact(path: Path, rows: list[Json], version: EngineVersion | None) -
         )
     release = scenario["vllm_version"]
     config = _config(path, settings, version or _version(path, release))
-    return Recording(path, config, release or UNNAMED, None, None, 1, None, entries)
+    max_loras, num_stages = _beside(path, settings)
+    return Recording(path, config, release or UNNAMED, None, max_loras, num_stages, layout, entries)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:
@@ -243,11 +262,18 @@ def _added(request: Json, output: list[int], end_token: int | None) -> Action:
         request["max_tokens"],
         stops=frozenset(stops - {None}),
         priority=request.get("priority", 0),
+        adapter=request.get("adapter", ""),
     )
 
 
+def _kind_in(event: Json) -> str:
+    """Say what an event of a compact recording reports, and of which group of layers if there are several."""
+    kind: str = event["type"]
+    return f"{kind} of group {event['group']}" if "group" in event else kind
+
+
 def _scheduled_in(row: Json) -> Json:
-    facts = {key: row[key] for key in ("new", "resumed", "running", "num_waiting", "free_blocks") if key in row}
+    facts = {key: row[key] for key in SCHEDULED if key in row}
     return facts | {"scheduled": row.get("scheduled", {}), "preempted": sorted(row.get("preempted", []))}
 
 
@@ -272,7 +298,7 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
     entries: list[Action | Scheduled | Updated] = []
     known: set[str] = set()
     loads: dict[str, tuple[int, list[int]]] = {}  # blocks hit before, and ids of the blocks to load
-    offloading, layout = _offloading(meta), _layout(meta)
+    offloading, layout = _offloading(meta), _layout(meta["config"], meta.get("groups", []))
     for row in rows[1:]:
         match row["op"]:
             case "add":
@@ -308,10 +334,16 @@ def _read_full(path: Path, rows: list[Json], version: EngineVersion | None) -> R
             case other:
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
     settings = meta["config"]
-    max_loras, num_stages = settings.get("max_loras") or None, settings.get("pipeline_parallel_size", 1)
+    max_loras, num_stages = _beside(path, settings)
+    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, max_loras, num_stages, layout, entries)
+
+
+def _beside(path: Path, settings: Json) -> tuple[int | None, int]:
+    """Return how many adapters may run at once, if requests have any, and the number of stages."""
+    num_stages = settings.get("pipeline_parallel_size", 1)
     if not isinstance(num_stages, int) or num_stages < 1:
         raise RecordingError(f"{path}: pipeline_parallel_size is {num_stages!r}; expected a number of stages")
-    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, max_loras, num_stages, layout, entries)
+    return settings.get("max_loras") or None, num_stages
 
 
 def _scheduled(row: Json, known: set[str]) -> Json:
