@@ -11,7 +11,7 @@ blocks by its own hashes.
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 import msgspec
@@ -50,16 +50,24 @@ class _Run(NamedTuple):
 class HashTranslator:
     """Names an engine's blocks by our sequence hashes."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, roots: Mapping[str, int] | None = None) -> None:
+        """Know nothing yet; `roots` are the hashes below which the first blocks of LoRA adapters are named, by adapter."""
         self._block_size = block_size
+        self._roots = roots or {}
         self._ours: dict[Any, _Run] = {}
         self._copies: dict[Medium, dict[Any, int]] = {medium: {} for medium in get_args(Medium)}
         self._has_warned = False
 
     def stored(
-        self, theirs: Sequence[Any], parent: Any, tokens: Sequence[int], *, medium: Medium = "GPU"
+        self,
+        theirs: Sequence[Any],
+        parent: Any,
+        tokens: Sequence[int],
+        *,
+        medium: Medium = "GPU",
+        root: int | None = None,
     ) -> BlocksStored | None:
-        """Translate a chain of blocks, or of chunks of blocks, that begins below `parent` (none: at the root)."""
+        """Translate a chain of blocks, or of chunks of blocks, that begins below `parent` (none: at the root, or at an adapter's)."""
         if not tokens:
             return None  # a placeholder: vLLM also names chunks whose tokens it no longer knows
         if parent is not None and parent not in self._ours:
@@ -72,7 +80,9 @@ class HashTranslator:
             )
             return None
         above = None if parent is None else self._ours[parent].hashes[-1]
-        new = sequence_hashes(block_hashes(np.array(tokens, np.uint32), self._block_size), above)
+        new = sequence_hashes(
+            block_hashes(np.array(tokens, np.uint32), self._block_size), root if above is None else above
+        )
         for place, name in enumerate(theirs):
             start = place * size
             self._ours[name] = _Run(new[start : start + size], new[start - 1] if start else above)
@@ -129,10 +139,13 @@ class HashTranslator:
             return None
         if medium == "STORAGE" and fields.get("locality") == "REMOTE":
             medium = "SHARED"
-        if fields.get("lora_name") or fields.get("lora_id"):
-            return None
+        adapter = fields.get("lora_name") or fields.get("lora_id")
+        if adapter and adapter not in self._roots:
+            return None  # nobody can ask for it here
         if kind == "BlockStored":
-            return self.stored(fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"], medium=medium)
+            root = self._roots[adapter] if adapter else None
+            hashes, parent, tokens = fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"]
+            return self.stored(hashes, parent, tokens, medium=medium, root=root)
         if kind == "BlockRemoved":
             return self.removed(fields["block_hashes"], medium=medium)
         raise ValueError(f"unknown KV event {kind!r}")
@@ -178,9 +191,11 @@ class EventReader:
         """Wait until the engine is connected; call it once."""
         await self._connections.recv_multipart()
 
-    async def run(self, block_size: int, publish: Callable[[Sequence[BlocksEvent]], None]) -> None:
-        """Translate and publish forever."""
-        translator = HashTranslator(block_size)
+    async def run(
+        self, block_size: int, publish: Callable[[Sequence[BlocksEvent]], None], roots: Mapping[str, int]
+    ) -> None:
+        """Translate and publish forever; see `HashTranslator`."""
+        translator = HashTranslator(block_size, roots)
         expected: int | None = None
         while True:
             parts = await self._socket.recv_multipart()
@@ -222,10 +237,15 @@ class EventReaders:
         """Wait until every rank is connected."""
         await asyncio.gather(*(reader.connected() for reader in self._readers))
 
-    def start(self, block_size: int, publish: Sequence[Callable[[Sequence[BlocksEvent]], None]]) -> None:
-        """Start publishing."""
+    def start(
+        self,
+        block_size: int,
+        publish: Sequence[Callable[[Sequence[BlocksEvent]], None]],
+        roots: Mapping[str, int] | None = None,
+    ) -> None:
+        """Start publishing; `roots` are those of LoRA adapters, by name, if the engine has any."""
         for reader, into in zip(self._readers, publish, strict=True):
-            self._tasks.append(asyncio.create_task(reader.run(block_size, into)))
+            self._tasks.append(asyncio.create_task(reader.run(block_size, into, roots or {})))
 
     async def failed(self) -> None:
         """Wait until a reader fails, and raise its error."""

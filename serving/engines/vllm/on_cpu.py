@@ -18,7 +18,8 @@ def keep_async_scheduling(arguments: Any) -> None:
 
     def create_engine_config(*positional: Any, **named: Any) -> Any:
         config = create(*positional, **named)
-        config.scheduler_config.async_scheduling = True
+        # With several stages only the second model runner can, which needs Triton.
+        config.scheduler_config.async_scheduling = config.parallel_config.pipeline_parallel_size == 1
         return config
 
     arguments.create_engine_config = create_engine_config
