@@ -59,6 +59,13 @@ class BlockPool(Pool):
         """See `Pool`."""
         return self._num_blank
 
+    def queue(self) -> list[Hashable]:
+        """See `Pool`."""
+        found: list[Hashable] = [None] * self._num_blank
+        for run in self._queue:
+            found += [run.chain.key(block) for block in range(run.stop - 1, run.start - 1, -1)]
+        return found
+
     # What the scheduler asks
 
     def num_cached(self, chain: BlockChain, limit: int) -> int:

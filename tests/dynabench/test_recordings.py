@@ -9,8 +9,10 @@ import pytest
 
 from dynabench.fidelity import families
 from dynabench.fidelity.recordings import RecordingError, is_recording
-from dynabench.fidelity.vllm.recordings import Updated, read
-from dynabench.fidelity.vllm.replay import step_times, verify
+from dynabench.fidelity.vllm.entries import Updated
+from dynabench.fidelity.vllm.recordings import read
+from dynabench.fidelity.vllm.replay import verify
+from dynabench.fidelity.vllm.step_times import step_times
 from mocker.timing.config import TimingConfig
 
 HERE = Path(__file__).parent / "recorded"

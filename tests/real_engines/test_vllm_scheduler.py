@@ -13,7 +13,7 @@ from math import lcm
 
 import pytest
 
-from dynabench.fidelity.vllm.replay import content_ids
+from dynabench.fidelity.vllm.sequences import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
 from mocker.events import GroupRemoved, GroupStored
 from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
