@@ -10,10 +10,14 @@ import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.engines.block_hashes import EventReaders, HashTranslator
+from serving.engines.block_hashes import HashTranslator
+from serving.engines.event_readers import EventReaders
+from serving.engines.vllm.adapters import LoraModule
+from serving.frontend.prepared import PreparedPrompt
 from serving.router.events import BlocksCleared, BlocksRemoved, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
 from serving.worker.kv_events import BlockLedger
+from serving.worker.protocol import CacheScope
 from tests.support.waiting import until_async
 
 SIZE = 2
@@ -52,6 +56,22 @@ def test_a_chain_is_hashed_anew_whatever_the_engine_calls_it():
     )
     assert translated(translator, {"type": "AllBlocksCleared"}) == BlocksCleared()
     assert translated(translator, stored(["c"], b"b", [5, 6])) is None  # its parent was forgotten with the rest
+
+
+def test_the_blocks_of_an_adapter_are_named_as_the_frontend_names_them():
+    poems = LoraModule("poems", 1, "somewhere")
+    translator = HashTranslator(SIZE, {"poems": poems.root})
+    named = {"lora_name": "poems", "lora_id": 1}
+    prompt = PreparedPrompt(np.array([1, 2, 3, 4, 5, 6], np.uint32), SIZE)
+    expected = prompt.within(CacheScope(lora_name="poems", lora_id=1)).hashes
+    first = translated(translator, stored([b"a", b"b"], None, [1, 2, 3, 4], **named))
+    second = translated(translator, stored([b"c"], b"b", [5, 6], **named))
+    assert first == BlocksStored(expected[:2], None)
+    assert second == BlocksStored(expected[2:], expected[1])
+    assert translated(translator, stored([b"d"], None, [1, 2])) == BlocksStored(ours([1, 2]), None)
+    removed = {"type": "BlockRemoved", "block_hashes": [b"c"], "medium": "GPU"}
+    assert translated(translator, removed) == BlocksRemoved(expected[2:])
+    assert translated(translator, stored([b"e"], None, [1, 2], lora_name="prose", lora_id=2)) is None
 
 
 def test_events_of_older_vllm_are_arrays():
