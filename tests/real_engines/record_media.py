@@ -53,6 +53,7 @@ class Recorder:
     def add(self, asked):
         self.vllm.add(asked)
         facts = {"id": str(asked.number), "priority": asked.priority, "cache_salt": None, "stop_token_ids": [END]}
+        facts |= {"prompt_len": len(asked.prompt)}
         self.rows.append({"op": "add"} | facts)
 
     def abort(self, asked):
@@ -69,10 +70,12 @@ class Recorder:
                 "step": self._num_steps,
                 "num_scheduled_tokens": output.num_scheduled_tokens,
                 "new": [
-                    {"id": one.req_id, "num_computed_tokens": one.num_computed_tokens}
+                    {"id": one.req_id, "num_computed_tokens": one.num_computed_tokens, "block_ids": one.block_ids[0]}
                     for one in output.scheduled_new_reqs
                 ],
-                "cached": [{"id": id, "resumed": id in cached.resumed_req_ids} for id in cached.req_ids],
+                "cached": cached_of(cached),
+                "total": output.total_num_scheduled_tokens,
+                "finished_before": sorted(output.finished_req_ids),
                 "preempted": sorted(output.preempted_req_ids or ()),
                 "spec": output.scheduled_spec_decode_tokens,
                 "num_encoded": facts["encoded"],
@@ -123,6 +126,21 @@ class Recorder:
         return named | {"free_blocks": facts["free"]}
 
 
+def cached_of(cached):
+    """Return what vLLM tells its workers of requests that they know."""
+    columns = (cached.req_ids, cached.num_computed_tokens, cached.num_output_tokens, cached.new_block_ids)
+    return [
+        {
+            "id": id,
+            "num_computed_tokens": num_computed,
+            "num_output_tokens": num_output,
+            "new_block_ids": blocks[0] if blocks else [],
+            "resumed": id in cached.resumed_req_ids,
+        }
+        for id, num_computed, num_output, blocks in zip(*columns, strict=True)
+    ]
+
+
 def record(name, model, folder):
     """Let vLLM go through a scenario, and write it and what it did."""
     method, is_async, seed = SCENARIOS[name]
@@ -151,7 +169,9 @@ def record(name, model, folder):
     found = metadata.packages_distributions()["vllm"][0]
     meta = {"op": "meta", "scenario": name, "vllm": metadata.version(found), "config": settings}
     summaries = [
-        {"op": "summary", "id": str(one.number), "output_token_ids": one.answer[: one.stop_after]} for one in requests
+        {"op": "summary", "id": str(one.number), "output_token_ids": one.answer[: one.stop_after]}
+        | recorder.vllm.ended(str(one.number))
+        for one in requests
     ]
     actions = [
         {
