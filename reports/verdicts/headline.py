@@ -40,7 +40,16 @@ def understood(said: Mapping[str, str]) -> list[str]:
 
 def qualified(said: Mapping[str, str]) -> list[str]:
     """Say what a reader should know before the figures: what is unusual, and how far off they may be."""
-    names = ("Speculation", "Context", "Not vLLM's defaults", "KV tiers", "Cut trace", "Model error", "No effect")
+    names = (
+        "Speculation",
+        "Encoder",
+        "Context",
+        "Not vLLM's defaults",
+        "KV tiers",
+        "Cut trace",
+        "Model error",
+        "No effect",
+    )
     return [f"{name}: {said[name]}." for name in names if name in said]
 
 
