@@ -361,7 +361,8 @@ def flat(events):
             blocks = [end // event.group.unit - 1 for end in event.ends]
             rows += [("stored", event.group.number, event.stop, [label(event.chain, block) for block in blocks])]
         elif isinstance(event, GroupRemoved):
-            rows += [("removed", event.group.number, label(event.chain, event.stop // event.group.unit - 1))]
+            blocks = [end // event.group.unit - 1 for end in event.ends]
+            rows += [("removed", event.group.number, label(event.chain, block)) for block in blocks]
         else:
             size = event.blocks_per_chunk
             last_blocks = [(chunk + 1) * size - 1 for chunk in range(event.start, event.stop)]
