@@ -114,16 +114,18 @@ class BlockPool(Pool):
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate blocks from the front of the free queue, and evict their content. The caller checks `num_free`."""
-        blank = min(num_blocks, self._num_blank)
+        blank = num_blocks if num_blocks < self._num_blank else self._num_blank
         self._num_blank -= blank
         if self._left:
             self._take_left(blank)
         remaining = num_blocks - blank
         while remaining:
             run = next(iter(self._queue))
-            count = min(remaining, run.stop - run.start)
-            if count == run.stop - run.start:
+            count = run.stop - run.start
+            if count <= remaining:
                 del self._queue[run]
+            else:
+                count = remaining
             self.num_evictable -= count
             remaining -= count
             self._forget(run, run.stop - count)
@@ -213,16 +215,13 @@ class BlockPool(Pool):
     def _enter(self, run: BlockRun, start: int, stop: int) -> None:
         """Make blocks of a primary run findable: by the ids that start in them, and by the start of the run."""
         chain = run.chain
-        first = chain.index_of(start)
-        if chain.first_block(first) != start:
-            if start == run.start:
-                self._index[chain.key(start)] = run
-            first += 1
-        last = chain.index_of(stop - 1)
-        if first == last:
+        first, end, begins = chain.span(start, stop)
+        if start == run.start and not begins:
+            self._index[chain.key(start)] = run
+        if first + 1 == end:
             self._index[chain.ids[first]] = run
-        elif first < last:
-            self._index.update(dict.fromkeys(chain.ids[first : last + 1], run))
+        elif first < end:
+            self._index.update(dict.fromkeys(chain.ids[first:end], run))
 
     def _enter_copy(self, run: BlockRun, start: int, stop: int) -> None:
         chain = run.chain
@@ -293,13 +292,11 @@ class BlockPool(Pool):
         if not run.primary:
             self._leave_copy(run, start, stop)
             return
-        first = chain.index_of(start)
-        if chain.first_block(first) != start:
-            if start == run.start:
-                del self._index[chain.key(start)]
-            first += 1
         index = self._index
-        for id in chain.ids[first : chain.index_of(stop - 1) + 1]:
+        first, end, begins = chain.span(start, stop)
+        if start == run.start and not begins:
+            del index[chain.key(start)]
+        for id in chain.ids[first:end]:
             del index[id]
         if self._copies:
             self._promote(chain, start, stop)

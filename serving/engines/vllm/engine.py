@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from foundation.text import one_line
-from serving.engines.block_hashes import EventReaders
+from serving.engines.event_readers import EventReaders
 from serving.engines.guided import guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
