@@ -41,7 +41,6 @@ class SglangRanks(Core):
         layout: KvLayout | None = None,
         *,
         num_ranks: int,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
         """Start idle, with `num_blocks` for each rank; see `new_engine` for the other arguments.
@@ -52,9 +51,7 @@ class SglangRanks(Core):
         if kv_events and not config.disable_radix_cache:
             raise ValueError(KV_EVENTS_OF_RANKS)
         own = config.of_rank(num_ranks)
-        self.ranks = [
-            SglangCore(own, num_blocks, host, layout, max_loras=max_loras, kv_events=False) for _ in range(num_ranks)
-        ]
+        self.ranks = [SglangCore(own, num_blocks, host, layout, kv_events=False) for _ in range(num_ranks)]
         self.outbox = Outbox()
         self.pause: Pause | None = None
         self.running: list[Sequence] = []

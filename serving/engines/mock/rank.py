@@ -41,7 +41,6 @@ class MockEngine:
         handover: Handover | None = None,
         part_of: PartOf = part_of,
         tiers: LiveTiers | None = None,
-        max_loras: int | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.config = simulated.config
@@ -56,7 +55,6 @@ class MockEngine:
             layout=simulated.layout,
             adapters=simulated.adapters,
             kv_events=events is not None,
-            max_loras=max_loras,
             acceptance=simulated.acceptance,
             stage_shares=simulated.stage_shares,
         )

@@ -146,7 +146,9 @@ def drive(
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     num_blocks = config.num_gpu_blocks * (1 if layout is None else len(layout.groups))
-    core = VllmCore(config, num_blocks, host, layout, max_loras=max_loras, is_counted=is_counted)
+    if max_loras is not None:
+        config = replace(config, enable_lora=True, max_loras=max_loras)
+    core = VllmCore(config, num_blocks, host, layout, is_counted=is_counted)
     engine = Engine(config, core, resolve(config, timing).timing, host=host, kv_events=True, ordered_events=ordered)
     engine._core.has_fast_paths = not one_by_one
     engine.ends_at_stores = end_at_stores
