@@ -19,6 +19,7 @@ class Batch:
         "emitted",
         "is_undisturbed",
         "iteration",
+        "num_encoder_tokens",
         "num_kv_tokens",
         "preempted",
         "resumed",
@@ -31,6 +32,8 @@ class Batch:
     """Those to verify; of a chunk, those tokens of it that only pad it."""
     emitted: list[tuple[Sequence, int]]
     """Once it is known: the decodes with tokens, and how many."""
+    num_encoder_tokens: int
+    """What is encoded before it."""
 
     def __init__(self, iteration: int) -> None:
         self.iteration = iteration

@@ -12,6 +12,7 @@ from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
 from mocker.trtllm.config import TrtllmConfig
+from mocker.vllm.config import OF_ENCODER as OF_ENCODER
 from mocker.vllm.config import OF_LORA as OF_LORA
 from mocker.vllm.config import OF_SPECULATION as OF_SPECULATION
 from mocker.vllm.config import EngineConfig
@@ -127,6 +128,8 @@ class SimulatedConfig:
             return "num_speculative_tokens is 0"
         if name in OF_LORA and not self.vllm.enable_lora:
             return "enable_lora is false"
+        if name in OF_ENCODER and self.vllm.max_tokens_per_mm_item is None:
+            return "max_tokens_per_mm_item is none"
         return self.why_idle(name)
 
     def refuse_idle(self) -> None:
@@ -151,6 +154,16 @@ def refuse_idle_speculation(engines: Collection[EngineConfig]) -> None:
     """
     if not any(engine.num_speculative_tokens for engine in engines):
         refuse_idle(engines, OF_SPECULATION, "num_speculative_tokens is 0; expected the number of drafts with it")
+
+
+def refuse_idle_encoder(engines: Collection[EngineConfig]) -> None:
+    """Refuse a setting of encoders if no engine of an experiment has one.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    if all(engine.max_tokens_per_mm_item is None for engine in engines):
+        refuse_idle(engines, OF_ENCODER, "there is no encoder; expected max_tokens_per_mm_item with it")
 
 
 def refuse_idle_lora(engines: Collection[EngineConfig]) -> None:

@@ -28,6 +28,7 @@ from mocker.batch import Batch
 from mocker.contract import AdapterMemory, Backlog, EngineSettings, HostUse, Pause, Remaining, View
 from mocker.core import Core
 from mocker.gap_log import GapLog
+from mocker.media import EncoderCounts
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import Sequence
 from mocker.speculation.counts import DraftCounts
@@ -159,6 +160,11 @@ class Engine:
     @property
     def draft_counts(self) -> DraftCounts | None:
         """What came of its drafts; None if it does not speculate."""
+        return None
+
+    @property
+    def encoder_counts(self) -> EncoderCounts | None:
+        """What its encoder did; None if it has none."""
         return None
 
     def sequences(self) -> list[Sequence]:

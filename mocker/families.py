@@ -52,6 +52,7 @@ def new_engine(
     acceptance: tuple[float, ...] = (),
     seed: int = 0,
     stage_shares: tuple[float, ...] = (),
+    encoding_s: float = 0.0,
 ) -> Engine:
     """Return an idle engine of the family to which its settings belong.
 
@@ -69,8 +70,11 @@ def new_engine(
         acceptance: how often each draft of a step is accepted, by position, if it speculates.
         seed: of what is drawn: how many drafts are accepted, request by request.
         stage_shares: vLLM: which share of a batch's time each stage of the model takes, if it is cut into stages.
+        encoding_s: vLLM: how long the encoder takes for a token of an image (s), if the model has one.
     """
-    if isinstance(config, EngineConfig) and (config.num_speculative_tokens or stage_shares):
+    if isinstance(config, EngineConfig) and (
+        config.num_speculative_tokens or stage_shares or config.max_tokens_per_mm_item is not None
+    ):
         drafter = RandomDrafter(acceptance, seed) if acceptance else None
         counted = VllmCore(
             config,
@@ -103,6 +107,8 @@ def new_engine(
             kv_events=kv_events,
             ordered_events=ordered_events,
             drafter=drafter,
+            encoder_counts=None if counted.encoder is None else counted.encoder.counts,
+            encoding_s=encoding_s,
         )
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]

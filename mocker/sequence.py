@@ -3,6 +3,7 @@
 from typing import Final
 
 from mocker.chain import BlockChain
+from mocker.media import MediaItem
 from mocker.position import Position
 
 WAITING: Final = 0
@@ -33,6 +34,7 @@ class Sequence(Position):
         "is_remote_prefill",
         "is_token_shipped",
         "max_tokens",
+        "media",
         "next_touch",
         "num_blocks",
         "num_cached_blocks",
@@ -62,6 +64,7 @@ class Sequence(Position):
         priority: int = 0,
         arrival: float = 0.0,
         adapter: str = "",
+        media: tuple[MediaItem, ...] = (),
     ) -> None:
         """Describe a request.
 
@@ -77,6 +80,7 @@ class Sequence(Position):
             priority: smaller goes first.
             arrival: breaks ties of priority (s).
             adapter: the LoRA adapter that it runs with ("": none).
+            media: images and other items in its prompt, in order.
         """
         num_limit = num_prompt + max_tokens
         super().__init__(num_prompt, num_limit if stop_after is None else min(num_prompt + stop_after, num_limit))
@@ -87,6 +91,7 @@ class Sequence(Position):
         self.priority = priority
         self.arrival = arrival
         self.adapter = adapter
+        self.media = media
         self.payload: object = None  # for the caller's use
         self.stop_after = stop_after
         self.ignores_eos = stop_after is None  # as load generators ask, and SGLang is told

@@ -91,7 +91,12 @@ def _sum_of(chunks: list[tuple[Sequence, int]]) -> Prefill:
 
 
 class CountedStepTimes(StepTimes):
-    """The same for an engine whose decodes may verify drafts."""
+    """The same for an engine whose decodes may verify drafts, and whose prompts may have media."""
+
+    def __init__(self, model: TimingModel, core: Core, *, may_load: bool, encoding_s: float) -> None:
+        """Begin with an idle engine; to encode takes so long a token (s)."""
+        super().__init__(model, core, may_load=may_load)
+        self._encoding_s = encoding_s
 
     def mixed_s(self, batch: Batch) -> float:
         """Return how long a batch takes (s). To the GPU, the one token of a prompt whose KV was loaded is a decode."""
@@ -102,4 +107,5 @@ class CountedStepTimes(StepTimes):
             prefill = _sum_of(chunks) if chunks else None
             num_kv_tokens = load.num_kv_tokens + sum([sequence.num_computed - 1 for sequence in loaded])
             load = Load(prefill, load.num_decodes + len(loaded), num_kv_tokens)
-        return self.model.verify(load, sum(batch.drafts.values()))
+        seconds = self.model.verify(load, sum(batch.drafts.values()))
+        return seconds + self._encoding_s * batch.num_encoder_tokens if batch.num_encoder_tokens else seconds

@@ -30,7 +30,7 @@ from reports.figures import tiers
 from reports.figures.metrics import LABELS
 from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
-from reports.record.pools import AdapterUse, DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.pools import AdapterUse, DraftUse, EncoderUse, KvOverTime, LinkUse, PoolUse, TierUse
 from reports.record.records import MAX_S, Floats, Record
 from reports.record.table import read_requests, write_requests
 from reports.summarize import summary_of
@@ -172,6 +172,7 @@ class RunFacts(msgspec.Struct):
     tiers: tuple[TierUse, ...] = ()
     adapters: tuple[AdapterUse, ...] = ()
     drafts: tuple[DraftUse, ...] = ()
+    encoders: tuple[EncoderUse, ...] = ()
     kv: tuple[KvOverTime, ...] = ()
     fleet: FleetUse | None = None
 
@@ -387,7 +388,7 @@ def run_facts(run: Record) -> Manifest:
         "tiers": msgspec.to_builtins(run.tiers),
         "adapters": msgspec.to_builtins(run.adapters),
         "kv": msgspec.to_builtins(run.kv),
-    } | ({"drafts": msgspec.to_builtins(run.drafts)} if run.drafts else {})
+    } | {name: msgspec.to_builtins(uses) for name in ("drafts", "encoders") if (uses := getattr(run, name))}
 
 
 def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:

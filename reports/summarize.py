@@ -230,6 +230,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         tiers=averaged([run.tiers for run in repeats]) or UNSET,
         adapters=averaged([run.adapters for run in repeats]) or UNSET,
         drafts=averaged([run.drafts for run in repeats]) or UNSET,
+        encoders=averaged([run.encoders for run in repeats]) or UNSET,
     )
     seconds = _all(repeats, "ttst")
     if not np.isnan(seconds).all():

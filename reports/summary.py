@@ -16,7 +16,7 @@ from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.figures.statistics import PairedDifference
 from reports.figures.tiers import Avoided, Hits, Saved
-from reports.record.pools import AdapterUse, DraftUse, LinkUse, PoolUse, TierUse
+from reports.record.pools import AdapterUse, DraftUse, EncoderUse, LinkUse, PoolUse, TierUse
 
 SCHEMA = "dynabench.summary/2"
 PAIRED = ("ttft_sched", "tpot", "e2e_sched")
@@ -88,6 +88,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """Only if requests asked for LoRA adapters."""
     drafts: list[DraftUse] | UnsetType = UNSET
     """Only if it speculates."""
+    encoders: list[EncoderUse] | UnsetType = UNSET
+    """Only if requests had images or other media."""
     hits: Hits | UnsetType = UNSET
     """Where prompt tokens came from; like the next three, only if one of the arms has tiers."""
     avoided: Avoided | UnsetType = UNSET

@@ -165,6 +165,11 @@ class RequestColumns(Sequence[Request]):
         return list(dict.fromkeys(filter(None, self.more.get("adapter", ()))))
 
     @property
+    def has_media(self) -> bool:
+        """Whether any prompt has images or other media."""
+        return any(self.more.get("media", ()))
+
+    @property
     def kv_ids(self) -> Numbers:
         """The ids by which requests share KV: those of the same prompt differ if the adapters do."""
         if "adapter" not in self.more:

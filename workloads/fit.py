@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from workloads.media import refuse_media
 from workloads.request import Ends, Request, WorkloadError
 from workloads.workload import Workload
 
@@ -51,7 +52,7 @@ def fit_workload(workload: Workload) -> Spec:
     """Measure a workload.
 
     Raises:
-        WorkloadError: it has too few requests, or adapters.
+        WorkloadError: it has too few requests, or adapters, or media.
     """
     if len(workload) < 20:
         raise WorkloadError(
@@ -62,6 +63,7 @@ def fit_workload(workload: Workload) -> Spec:
             f"{workload.name}: requests ask for {len(workload.columns.adapters)} adapters, which a fit would lose; expected none "
             "(`dynabench workload synth --adapters N` makes some)"
         )
+    refuse_media(workload.columns, workload.name, "a fit would lose")
     size = workload.block_size
     used: dict[int, int] = {}
     fresh, first = [], []

@@ -24,6 +24,9 @@ def merge_workloads(workloads: Sequence[Workload], *, is_shared: bool = False) -
         for number, request in enumerate(workload):
             ids = request.hash_ids if is_shared else tuple(id + offset for id in request.hash_ids)
             session = f"{source}:{request.session}" if request.session and not is_shared else request.session
+            if request.media and not is_shared:
+                media = tuple(msgspec.structs.replace(item, id=f"{source}:{item.id}") for item in request.media)
+                request = msgspec.structs.replace(request, media=media)
             merged.append(
                 (request.arrival_s, source, number, msgspec.structs.replace(request, hash_ids=ids, session=session))
             )

@@ -18,6 +18,17 @@ class WorkloadError(UserError):
     """A workload that cannot be used; the message names the file and line, or the setting."""
 
 
+class Media(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
+    """An image, or another item of a prompt that the model's encoder turns into tokens."""
+
+    offset: int
+    """Which token of the prompt is its first, counted from 0."""
+    tokens: int
+    """How many tokens of the prompt it takes."""
+    id: str
+    """What it is: equal ids are equal items."""
+
+
 class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):
     """One request: when it arrives, how long it is, and what its prompt shares with others.
 
@@ -43,6 +54,8 @@ class Request(msgspec.Struct, frozen=True, gc=False, omit_defaults=True, forbid_
     """Which requests go first if the engine schedules by priority: those with the smallest, as in vLLM."""
     adapter: str = ""
     """The LoRA adapter that it asks for, by name; empty for the model itself. KV of one is of no use to another."""
+    media: tuple[Media, ...] = ()
+    """Images and other items in its prompt, in order. `hash_ids` name blocks with what they show."""
     extra_body: dict[str, Any] | None = None
     """Further fields of its body, such as tools or temperature, which clients send together with `content`."""
 

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from foundation.settings import Count, NotNegative, Positive, check_settings
 from workloads.arrivals import Process, Profile, arrival_times
+from workloads.media import refuse_media
 from workloads.request import Ends, Request, WorkloadError
 from workloads.row import check_span
 from workloads.thin import thin
@@ -97,6 +98,8 @@ def shape(workload: Workload, config: ShapeConfig, *, seed: int = 0) -> Workload
     """
     if config.thin is not None:
         workload = thin(workload, config.thin, seed)
+    if config.isl_scale != 1 or config.cap_isl is not None:
+        refuse_media(workload.columns, workload.name, f"{'cap_isl' if config.cap_isl else 'isl_scale'} might cut")
     if config.isl_scale != 1 or config.osl_scale != 1:
         workload = scale_lengths(workload, config.isl_scale, config.osl_scale)
     requests, notes = workload.columns, [note for note in workload.notes if not _is_answered(note, config)]

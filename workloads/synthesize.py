@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check_settings
 from workloads.arrivals import ARRIVALS
-from workloads.request import Request
+from workloads.request import Media, Request
 from workloads.row import check_span
 
 if TYPE_CHECKING:
@@ -80,6 +80,15 @@ class SynthConfig:
     adapter_skew: NotNegative = 1.0
     """How unequally popular adapters are: the n-th is asked for in proportion to 1/n^skew (0: all alike; 1: Zipf's law)."""
 
+    images: Whole = 0
+    """Images in each turn's new part of the prompt, before its text (0: none)."""
+
+    image_tokens: Count = 576
+    """Tokens of each image, in addition to isl."""
+
+    image_pool: Count = 1000
+    """Number of different images, drawn evenly."""
+
     block_size: Count = 512
     """Tokens per hash id."""
 
@@ -107,14 +116,14 @@ def _requests(config: SynthConfig) -> Iterator[Request]:
     arrivals, lengths = random.Random(f"arrivals {config.seed}"), random.Random(f"lengths {config.seed}")
     choice, levels = random.Random(f"prefixes {config.seed}"), random.Random(f"priorities {config.seed}")
     names, shares = _adapters(config)
-    asked = random.Random(f"adapters {config.seed}")
+    asked, shown = random.Random(f"adapters {config.seed}"), random.Random(f"images {config.seed}")
     coming: list[tuple[float, int, Request]] = []  # turns of sessions that have started
     turn, now = itertools.count(), 0.0
     for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
         prefix = choice.choices(prefixes, cum_weights=weights)[0]
         priority = levels.randrange(config.priority_levels)
         adapter = asked.choices(names, cum_weights=shares)[0] if names else ""
-        for request in _session(config, now, prefix, priority, adapter, lengths, ids):
+        for request in _session(config, now, prefix, priority, adapter, (lengths, shown), ids):
             heapq.heappush(coming, (request.arrival_s, next(turn), request))
         now += gap / config.rate
         check_span("synth", now)
@@ -153,23 +162,29 @@ def _session(
     prefix: tuple[int, ...],
     priority: int,
     adapter: str,
-    rng: random.Random,
+    rngs: tuple[random.Random, random.Random],
     ids: Iterator[int],
 ) -> Iterator[Request]:
-    size, now = config.block_size, start_s
-    length, history = len(prefix) * size, list(prefix)
+    size, now, (rng, shown) = config.block_size, start_s, rngs
+    length, history, media = len(prefix) * size, list(prefix), list[Media]()
     for _ in range(rng.randint(1, config.turns)):
+        for _ in range(config.images):
+            media.append(Media(length, config.image_tokens, f"image-{shown.randrange(config.image_pool)}"))
+            length += config.image_tokens
         length += _draw(rng, config.isl, config.isl_distribution, config.spread)
         if length > config.max_isl:
             if now > start_s:
                 return
             length = config.max_isl
+            media = [item for item in media if item.offset + item.tokens <= length]
         output = _draw(rng, config.osl, config.osl_distribution, config.spread)
         full = length // size
         history += [next(ids) for _ in range(full - len(history))]
         # A partial last block gets its own id, because the next turn fills it with other content.
         tail = (next(ids),) if length % size else ()
-        yield Request(round(now, 6), length, output, (*history, *tail), priority=priority, adapter=adapter)
+        yield Request(
+            round(now, 6), length, output, (*history, *tail), priority=priority, adapter=adapter, media=tuple(media)
+        )
         length += output
         now += rng.expovariate(1 / config.think_time_s) if config.think_time_s else 0.0
 

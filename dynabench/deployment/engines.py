@@ -10,8 +10,15 @@ import numpy.typing as npt
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
-from mocker import TrtllmConfig
-from mocker.config import flag_of, own_name, refuse_idle_hicache, refuse_idle_lora, refuse_idle_speculation
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
+from mocker.config import (
+    flag_of,
+    own_name,
+    refuse_idle_encoder,
+    refuse_idle_hicache,
+    refuse_idle_lora,
+    refuse_idle_speculation,
+)
 from mocker.contract import EngineSettings
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
@@ -136,6 +143,7 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     engines = [pool.mocker for deployment in deployments for pool in deployment.pools]
     refuse_idle_tiers(engines, has_store=has_store)
     refuse_idle_lora(engines)
+    refuse_idle_encoder(engines)
     refuse_idle_speculation(engines)
     refuse_idle_hicache([pool.sglang for deployment in deployments for pool in deployment.pools])
 
@@ -237,7 +245,7 @@ def beyond_context(workload: Workload, pool: Pool) -> str:
 
 
 def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long: bool = False) -> None:
-    """Refuse a workload with a request that is too long for the engine, or with adapters if it serves none.
+    """Refuse a workload with a request that is too long for the engine, or with adapters or media that it cannot take.
 
     Args:
         workload: the requests.
@@ -252,9 +260,30 @@ def check_fits(workload: Workload, engine: SimulatedEngine, *, fail_on_too_long:
             f"{workload.name}: requests ask for adapters, the first for {names[0]!r}, and enable_lora is false; expected "
             "--enable-lora with vLLM's scheduler, or requests without"
         )
+    if workload.columns.has_media:
+        _check_media(workload, engine)
     if fail_on_too_long:
         _check_limits(workload, longest_in(engine), engine)
     _check_room(workload, engine)
+
+
+def _check_media(workload: Workload, engine: SimulatedEngine) -> None:
+    """Refuse images and other media of a workload that an engine cannot encode."""
+    if not isinstance(engine.settings, EngineConfig):
+        kind = "SGLang" if isinstance(engine.settings, SglangConfig) else "TensorRT-LLM"
+        raise WorkloadError(
+            f"{workload.name}: requests have images or other media, which are not simulated with {kind}; expected "
+            "engine_type vllm"
+        )
+    items = [(item, number) for number, media in enumerate(workload.columns.values("media")) for item in media]
+    largest, number = max(items, key=lambda each: each[0].tokens)
+    most = engine.config.max_tokens_per_mm_item
+    if most is None or largest.tokens > most:
+        said = "is not set" if most is None else f"is {most}"
+        raise WorkloadError(
+            f"{workload.name}: item {largest.id!r} of request {number} has {largest.tokens} tokens, and max_tokens_per_mm_item "
+            f"{said}; expected the tokens of the largest item that the model's encoder makes, at least {largest.tokens}"
+        )
 
 
 def _check_limits(workload: Workload, longest: Longest, engine: SimulatedEngine) -> None:

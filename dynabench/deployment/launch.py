@@ -34,8 +34,9 @@ SAID = ("max_num_batched_tokens", "max_num_seqs", "block_size")
 ELSEWHERE_SAID = (
     *("engine_version", "kv_role", "kv_load_failure_policy", *OffloadConfig.__dataclass_fields__),
     *("num_speculative_tokens", *OF_SPECULATION),
+    *("max_tokens_per_mm_item", "encoding_ms_per_1000_tokens"),
 )
-"""Settings that are entries of `kv_transfer_config` or `speculative_config`, or have no flag."""
+"""Settings that are entries of `kv_transfer_config` or `speculative_config`, that have no flag, or that the model implies."""
 DRAFTING_HEAD = "DRAFTING_HEAD"
 """A placeholder for the weights of an EAGLE head."""
 OF_CHUNKS = ("blocks_per_chunk", "eviction_policy", "store_threshold", "offload_prompt_only", "sync_load_budget_bytes")

@@ -45,6 +45,9 @@ def head_of(
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
         "Speculation": speculation_of(pool for deployment in deployments for pool in deployment.pools),
+        "Encoder": _each(
+            _encoder(pool) for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"
+        ),
         "Workload": _workload(workload, loads),
         "Step times": describe_step_times(deployments),
         "Approximated": _each(_approximations(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
@@ -113,6 +116,19 @@ def _approximations(pool: Pool) -> str:
             "and states take no blocks"
         )
     return "; ".join(filter(None, found))
+
+
+def _encoder(pool: Pool) -> str | None:
+    """Say what is known of the encoder of images, and what is not modelled."""
+    engine = pool.mocker
+    if pool.engine_type != "vllm" or engine.max_tokens_per_mm_item is None:
+        return None
+    said = f"items of up to {engine.max_tokens_per_mm_item:,} tokens; "
+    if engine.encoding_ms_per_1000_tokens:
+        said += f"1,000 tokens take {engine.encoding_ms_per_1000_tokens:g} ms, as set"
+    else:
+        said += "its time is not modelled (encoding_ms_per_1000_tokens is 0), so times to first tokens are too short"
+    return f"{said}; its weights and its cache take no memory here"
 
 
 def _groups(pool: Pool) -> str | None:

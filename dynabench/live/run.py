@@ -37,6 +37,7 @@ from serving.model.files import vocab_size
 from serving.router import wants_kv_events
 from workloads import Workload, WorkloadError
 from workloads.describe import ends
+from workloads.media import refuse_media
 from workloads.tokens import TOKENS, tokens_of
 
 STOPPING = "interrupted: writing the results so far without the requests in progress; Ctrl-C again stops at once"
@@ -66,6 +67,7 @@ def measure(
     """
     client = run.settings.client
     assert client is not None
+    refuse_media(workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate takes them")
     if client.url is None:
         run = _serving_adapters(_on_this_host(run), workload)
         if not _runs_model(run.deployment):

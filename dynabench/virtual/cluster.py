@@ -178,6 +178,7 @@ class Cluster:
             ordered_events=False,
             acceptance=simulated.acceptance,
             stage_shares=simulated.stage_shares,
+            encoding_s=simulated.encoding_s,
             seed=self._seed,
         )
         rank = Rank(len(self.ranks), engine, self.clock, self.flights)

@@ -8,6 +8,7 @@ from dynabench.virtual.grouping import Grouping
 from mocker import BlockChain
 from mocker import Sequence as EngineSequence
 from mocker.config import own_name
+from mocker.media import MediaItem
 from serving.life.flight import Flight
 from serving.router import Prompt, PromptBlocks
 from workloads import Request, Workload
@@ -68,6 +69,7 @@ class Prompts:
             priority=request.priority,
             adapter=request.adapter,
             arrival=now,
+            media=_items(request) if request.media else (),
         )
         if generated is not None:  # its first token came earlier, and it has waited since the last one
             sequence.first_token_s, sequence.waited_since_s = generated.first_token_s, generated.last_token_s
@@ -84,4 +86,10 @@ class Prompts:
             priority=prepared.request.priority,
             adapter=prepared.request.adapter,
             arrival=now,
+            media=_items(prepared.request) if prepared.request.media else (),
         )
+
+
+def _items(request: Request) -> tuple[MediaItem, ...]:
+    """Return the media of a request, for engines."""
+    return tuple([MediaItem(item.offset, item.tokens, item.id) for item in request.media])

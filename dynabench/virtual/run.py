@@ -17,7 +17,7 @@ from dynabench.interrupt import noted
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
-from dynabench.virtual.use import adapter_use, draft_use, fleet_use, kv_use, link_use, pool_use, tier_use
+from dynabench.virtual.use import adapter_use, draft_use, encoder_use, fleet_use, kv_use, link_use, pool_use, tier_use
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.figures.gap_bins import GAP_ERROR
@@ -148,6 +148,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
         tiers=tier_use(cluster, requests),
         adapters=adapter_use(cluster, requests),
         drafts=draft_use(cluster),
+        encoders=encoder_use(cluster, requests),
         kv=kv_use(cluster),
         fleet=fleet,
         gap_starts_s=gap_starts_s,

@@ -22,7 +22,18 @@ from mocker.timing.choose import SimulatedEngine
 from mocker.timing.drafting import Speculating
 from reports.figures.adapters import adapters_asked
 from reports.record.fleet import FleetUse, PoolFleet
-from reports.record.pools import AdapterUse, DraftUse, Gain, KvOverTime, LinkUse, PoolUse, TierTraffic, TierUse, Use
+from reports.record.pools import (
+    AdapterUse,
+    DraftUse,
+    EncoderUse,
+    Gain,
+    KvOverTime,
+    LinkUse,
+    PoolUse,
+    TierTraffic,
+    TierUse,
+    Use,
+)
 from reports.record.records import Requests
 
 STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -90,6 +101,29 @@ def draft_use(cluster: Cluster) -> tuple[DraftUse, ...]:
             steps, batches = sum([each.steps for each in counts]), sum([each.batches for each in counts])
             use = DraftUse(pool.name, steps, sum([each.drafts for each in counts]), accepted, steps / max(batches, 1))
             found.append(structs.replace(use, gains=_gains(pool.engine, use.length, cluster)))
+    return tuple(found)
+
+
+def encoder_use(cluster: Cluster, requests: Requests) -> tuple[EncoderUse, ...]:
+    """Return what the encoders of each pool did, if requests had images or other media."""
+    if not cluster.workload.columns.has_media:
+        return ()
+    num_items = np.array([len(media) for media in cluster.workload.columns.values("media")])
+    found = []
+    for pool, ranks, _, _ in _crews(cluster):
+        counts = [rank.engine.encoder_counts for rank in ranks if rank.engine.encoder_counts is not None]
+        encoded = sum([each.computed_tokens for each in counts])
+        is_here = np.isin(requests.prompt_worker.filled(-1), [rank.number for rank in ranks])
+        items = num_items[requests.request[is_here]]
+        use = EncoderUse(
+            pool.name,
+            int((items > 0).sum()),
+            int(items.sum()),
+            encoded,
+            sum([each.found_tokens for each in counts]),
+            encoded * pool.engine.encoding_s,
+        )
+        found.append(use)
     return tuple(found)
 
 

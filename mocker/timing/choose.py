@@ -57,6 +57,8 @@ class SimulatedEngine:
     """The share of a step's time that each stage takes, if the model is cut into stages."""
     acceptance: tuple[float, ...] = ()
     """How often each draft of a step is accepted, by position; none: it does not speculate."""
+    encoding_s: float = 0.0
+    """How long the encoder takes for a token of an image (s)."""
     timing_alone: TimingModel | None = None
     """With such ranks, the step times of one while the others have nothing to do; None: as `timing`."""
 
@@ -160,6 +162,7 @@ def resolve(
         settings=engine,
         adapters=adapter_memory(engine, timing),
         acceptance=acceptance,
+        encoding_s=engine.encoding_ms_per_1000_tokens / 1e6 / timing.speedup,
         stage_shares=stages,
     )
 

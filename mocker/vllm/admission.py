@@ -14,6 +14,7 @@ from mocker.contract import Outbox
 from mocker.sequence import LOADED, LOADING, RUNNING, Sequence
 from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.encoder import Encoder
 from mocker.vllm.loads import Loads
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
@@ -35,6 +36,7 @@ class Admission:
         queues: Queues,
         loads: Loads | None,
         adapters: AdapterSeats | None,
+        encoder: Encoder | None,
         outbox: Outbox,
     ) -> None:
         self._max_running = config.max_running
@@ -50,6 +52,8 @@ class Admission:
         self._loads_within_step = memory.offload.loads_within_step
         self._stats = memory.prefix_cache_stats
         self._adapters = adapters
+        self._encoder = encoder
+        self._skips_unencoded = config.rules.skips_unencoded
         self._outbox = outbox
 
     def admit(self, batch: Batch, budget: int, *, takes_new: bool) -> None:
@@ -129,9 +133,18 @@ class Admission:
         cut = self._blocks.cut(sequence, computed, count)
         if cut < count:
             count, num_padding = cut, 0
+        encoder = self._encoder if sequence.media else None
+        if encoder is not None and count:
+            count = encoder.cut(sequence, computed, count)
+            if not count:
+                return ("skip" if self._skips_unencoded else "stop"), 0
         is_alone = not self._running.sequences
         if not count or not self._blocks.fits(sequence, cached, computed, count, is_alone=is_alone):
+            if encoder is not None and count:
+                encoder.release(sequence)
             return "stop", 0
+        if encoder is not None:
+            encoder.take(sequence)
         self._start(batch, sequence, cached, computed - loaded, loaded)
         self._give_first(batch, sequence, count, num_padding)
         return "start", count + self._num_slots

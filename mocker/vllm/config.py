@@ -18,6 +18,9 @@ SpeculativeMethod = Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle
 SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
 AcceptanceMode = Literal["thinking_on", "thinking_off"]
 
+OF_ENCODER = ("disable_chunked_mm_input", "encoding_ms_per_1000_tokens")
+"""Settings that need max_tokens_per_mm_item."""
+
 OF_SPECULATION = (
     "speculative_method",
     "draft_model",
@@ -144,6 +147,17 @@ class EngineConfig(OffloadConfig):
     drafting_ms: NotNegative | None = None
     """Time that drafting adds to each step (ms; default: computed for the model on its GPU, and 0 for ngram)."""
 
+    max_tokens_per_mm_item: Count | None = None
+    """Tokens of the largest image, or other item, that the model's encoder makes: 576 for LLaVA 1.5, 16384 for Qwen2.5-VL.
+    As in vLLM, a step encodes as many tokens as max_num_batched_tokens, or this if it is more, and so many are cached (none:
+    a model of text; requests with media are refused)."""
+
+    disable_chunked_mm_input: bool = False
+    """Compute the tokens of an item in one step."""
+
+    encoding_ms_per_1000_tokens: NotNegative = 0.0
+    """Time that the encoder adds to a step for each 1,000 tokens that it makes (ms; 0: it takes no time)."""
+
     kv_role: KvRole | None = None
     """Part in disaggregation: kv_producer computes prompts whose KV other engines read; kv_consumer reads it; kv_both
     does either, request by request (none: neither)."""
@@ -228,6 +242,7 @@ class EngineConfig(OffloadConfig):
                 "either: how ranks agree on steps with prefills is not simulated"
             )
         self._check_speculation()
+        self._check_encoder()
         if self.num_speculative_tokens and self.acceptance_length is not None and self.acceptance_drafts is None:
             object.__setattr__(self, "acceptance_drafts", self.num_speculative_tokens)  # stays if that is varied
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -256,6 +271,24 @@ class EngineConfig(OffloadConfig):
                 f"long_prefill_token_threshold is {threshold}, and num_speculative_tokens {self.num_speculative_tokens}; "
                 f"expected 0 or at least {needed}, for a sequence with all drafts"
             )
+
+    def _check_encoder(self) -> None:
+        """Refuse values with which an item would never be computed."""
+        if self.max_tokens_per_mm_item is None or not self.disable_chunked_mm_input:
+            return
+        # A draft model takes a token of the budget. One on top of the model sees an item a token early, so that the chunk before
+        # the item ends there.
+        needed = self.max_tokens_per_mm_item + self.has_drafter
+        limits = {"max_num_batched_tokens": self.max_num_batched_tokens}
+        if self.long_prefill_token_threshold and (self.rules.holds_whole_items or self.has_drafter):
+            limits["long_prefill_token_threshold"] = self.long_prefill_token_threshold
+        for name, limit in limits.items():
+            if limit < needed:
+                because = " and a token for the drafter" if self.has_drafter else ""
+                raise ValueError(
+                    f"{name} is {limit}, and disable_chunked_mm_input is true; expected at least {needed}, for an item of "
+                    f"max_tokens_per_mm_item{because}, or it would never be computed"
+                )
 
     def _take_apart(self) -> None:
         """Replace `kv_transfer_config` by the settings it implies, so that later code reads only those."""

@@ -94,7 +94,15 @@ class VllmCore(Scheduler):
 
     def stall(self) -> NeverAdmittedError | None:
         """See `Core`."""
-        if not self.waiting or self.holding or self.retention.kept or self.offload.is_copying or self.pause:
+        if self.holding or self.retention.kept or self.offload.is_copying or self.pause:
+            return None
+        if self.is_locked:
+            return NeverAdmittedError(
+                self.running[0],
+                "it cannot go on: the encoder's cache has no room for its next item beside those that running requests hold, or "
+                "no step can compute that item whole",
+            )
+        if not self.waiting:
             return None
         return NeverAdmittedError(
             self.waiting[0],

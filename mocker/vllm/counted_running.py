@@ -22,6 +22,7 @@ from mocker.position import NEVER
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.speculation.drafter import Drafter
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.encoder import Encoder
 from mocker.vllm.memory import Memory
 from mocker.vllm.queues import Queues
 from mocker.vllm.running_queue import RunningQueue
@@ -78,9 +79,16 @@ class CountedRunning(RunningQueue):
     """The running sequences, each with its counts."""
 
     def __init__(
-        self, config: EngineConfig, memory: Memory, queues: Queues, drafter: Drafter | None, *, num_stages: int
+        self,
+        config: EngineConfig,
+        memory: Memory,
+        queues: Queues,
+        drafter: Drafter | None,
+        encoder: Encoder | None,
+        *,
+        num_stages: int,
     ) -> None:
-        """Start with nobody; `drafter` answers for drafts.
+        """Start with nobody; `drafter` answers for drafts, and `encoder` is there if prompts may have media.
 
         Raises:
             ValueError: there is speculation, and no drafter.
@@ -93,6 +101,7 @@ class CountedRunning(RunningQueue):
             )
         self.drains = True
         self._drafter = drafter if speculation.num_drafts else None
+        self._encoder = encoder
         self._is_async = config.is_async
         self._caches_accepted = config.rules.caches_accepted
         self._named_ahead = memory.num_named_ahead
@@ -118,11 +127,15 @@ class CountedRunning(RunningQueue):
         budget = self._config.max_num_batched_tokens - self._num_slots
         granted: dict[Sequence, int] = {}  # of `sequences`, those before the one whose turn it is
         is_holding = self.interval.is_holding
-        sequences = self.sequences
+        sequences, encoder = self.sequences, self._encoder
+        if encoder is not None:
+            encoder.begin_step()
         while len(granted) < len(sequences) and budget > 0:
             sequence = sequences[len(granted)]
             counts = self._counts[sequence]
             count = 0 if is_holding and counts.is_partial else self._num_next(sequence, counts, budget)
+            if encoder is not None and count and sequence.media:
+                count = encoder.cut(sequence, sequence.num_computed, count)
             if not count:
                 granted[sequence] = 0
                 continue
@@ -144,6 +157,8 @@ class CountedRunning(RunningQueue):
                 batch.drafts[sequence] = num_drafts
             counts.num_drafts = 0
             self.grant(sequence, computed, needed, num_cacheable=min(computed, sequence.num_known))
+            if encoder is not None and sequence.media:
+                encoder.take(sequence)
             granted[sequence] = count
             budget -= count + self._num_slots
         for victim in batch.preempted:
@@ -224,6 +239,7 @@ class CountedRunning(RunningQueue):
         if flight.tokens:
             self._num_steps += 1
         batch.num_kv_tokens = sum([sequence.num_computed for sequence in batch.decodes])
+        batch.num_encoder_tokens = 0 if self._encoder is None else self._encoder.end_step()
         for sequence in batch.delayed:
             self._counts[sequence].is_starved = False
         for sequence in batch.starved:
@@ -261,6 +277,8 @@ class CountedRunning(RunningQueue):
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         self._partial.pop(sequence, None)
+        if self._encoder is not None:
+            self._encoder.take_back(sequence)
         counts = self._counts[sequence]
         counts.is_dropped = is_dropped or (counts.is_dropped and counts.num_stale > 0)
         counts.num_stale = counts.num_in_flight
@@ -306,10 +324,18 @@ class CountedRunning(RunningQueue):
             is_stale = counts.num_stale > 0
             if is_stale:
                 self._drain(sequence, counts, count)
-            if sequence in flight.partial or (is_stale and counts.is_dropped):
+            if is_stale and counts.is_dropped:
                 continue
-            num_drafts = batch.drafts.get(sequence, 0)
+            is_partial = sequence in flight.partial
+            num_drafts = 0 if is_partial else batch.drafts.get(sequence, 0)
             num_accepted = self._num_accepted(sequence, num_drafts) if num_drafts and sequence not in padded else 0
+            if self._encoder is not None and sequence.media:
+                num_rejected = (
+                    0 if is_stale or self._is_async else num_drafts - num_accepted
+                )  # else among the placeholders
+                self._encoder.pass_by(sequence, sequence.num_computed - counts.num_placeholders - num_rejected)
+            if is_partial:
+                continue
             num_emitted = min(1 + num_accepted, sequence.num_total - sequence.num_known)
             sequence.num_known += num_emitted
             if not is_stale:
@@ -323,6 +349,8 @@ class CountedRunning(RunningQueue):
                 batch.emitted.append((sequence, num_emitted))
             if sequence.num_known == sequence.num_total:
                 finished.append(sequence)
+                if self._encoder is not None:
+                    self._encoder.release(sequence)
         return sampled, finished
 
     def _drain(self, sequence: Sequence, counts: Counts, count: int) -> None:
@@ -357,6 +385,8 @@ class CountedRunning(RunningQueue):
             self.dropped.remove(sequence)
         self._partial.pop(sequence, None)
         self._counts.pop(sequence, None)
+        if self._encoder is not None:
+            self._encoder.release(sequence)
 
     # Counts
 

@@ -107,6 +107,11 @@ class RunningQueue(ABC):
                 break
         return refunds
 
+    @property
+    def has_batch_in_flight(self) -> bool:
+        """Whether a batch was closed whose result is not known."""
+        return self.num_ended < self.iteration
+
     # Sequences that leave
 
     @abstractmethod

@@ -10,7 +10,8 @@ after its last, but one that turns out to have stopped is not. A block that deco
 The parts, each with its own rule:
 
     `Queues`     who waits            -- `Admission` --> `Running`    who runs; `FastPaths` and `Leaps` are beside its rule;
-        ^                                                    |        or `CountedRunning`, if decodes get several tokens
+        ^                                                    |        or `CountedRunning`, if decodes get several tokens,
+        |                                                    |        or prompts have media (`Encoder`)
         +---------------------- preempted -------------------+-- ends --> over
     `Loads`      KV comes from another engine or from host memory: blocks first, then a wait in `Queues.holding`
     `Memory`     blocks on the GPU, those that others still need (`Retention`), host memory (`HostOffload`)
@@ -33,6 +34,7 @@ from mocker.vllm.adapters import AdapterSeats
 from mocker.vllm.admission import Admission
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.counted_running import CountedRunning
+from mocker.vllm.encoder import Encoder
 from mocker.vllm.fast_paths import FastPaths
 from mocker.vllm.groups.running import GroupedRunning
 from mocker.vllm.groups.settings import group_settings
@@ -78,8 +80,11 @@ class Scheduler(Core):
         self._fast_paths: FastPaths | None = None
         self._leaps: Leaps | None = None
         running: RunningQueue
-        if is_counted or config.num_speculative_tokens or num_stages > 1:
-            running = CountedRunning(config, memory, queues, drafter, num_stages=num_stages)
+        self.is_locked = False
+        """Whether those that run hold up each other forever: the last step that was to be scheduled had nothing for them."""
+        self.encoder = encoder = None if config.max_tokens_per_mm_item is None else Encoder(config)
+        if is_counted or config.num_speculative_tokens or num_stages > 1 or encoder is not None:
+            running = CountedRunning(config, memory, queues, drafter, encoder, num_stages=num_stages)
         else:
             kind = GroupedRunning if memory.has_groups else Running
             running = in_closed_form = kind(config, memory, queues)
@@ -93,7 +98,7 @@ class Scheduler(Core):
         self._loads: Loads | None = None
         if not memory.has_groups:
             self._loads = Loads(config, memory, self._running, queues, outbox)
-        self._admission = Admission(config, memory, self._running, queues, self._loads, adapters, outbox)
+        self._admission = Admission(config, memory, self._running, queues, self._loads, adapters, encoder, outbox)
         self._offers = Offers(memory, self._running)
         self._speculation = Speculation(config)
         # What callers read. The lists stay the same ones.
@@ -133,10 +138,15 @@ class Scheduler(Core):
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self._has_host and self._offers.offer(batch)
-        if not (self.running or batch.preempted):
+        if not (self.running or batch.preempted) or (self.encoder is not None and self._is_locked(batch)):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
         return running.close(batch, is_disturbed=has_copies)
+
+    def _is_locked(self, batch: Batch) -> bool:
+        """Note whether nobody who runs can go on: each needs an item for which the encoder has no room, or a part of one."""
+        self.is_locked = batch.is_empty and not batch.preempted and not self._running.has_batch_in_flight
+        return self.is_locked
 
     def _begin_step(self) -> None:
         if self._has_groups:
@@ -165,6 +175,8 @@ class Scheduler(Core):
                 f"prompt of {sequence.num_prompt} tokens; without chunked prefill it must be at most max_num_batched_tokens "
                 f"({budget})"
             )
+        if sequence.media:
+            self._check_media(sequence)
         speculation = self._speculation
         num_places = speculation.num_places(sequence.num_total - 1 + speculation.num_drafts)
         needed = self.blocks.most_needed(num_places)
@@ -178,6 +190,16 @@ class Scheduler(Core):
             )
         self._queues.add(sequence)
         self._offers.queue_prefetch(sequence)
+
+    def _check_media(self, sequence: Sequence) -> None:
+        """Refuse media that can never be encoded."""
+        most = 0 if self.encoder is None else self.encoder.size
+        longest = max(sequence.media, key=lambda item: item.num_tokens)
+        if longest.num_tokens > most:
+            raise ValueError(
+                f"item {longest.id!r} of its prompt has {longest.num_tokens} tokens; the encoder takes at most {most} "
+                "(max_tokens_per_mm_item)"
+            )
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""

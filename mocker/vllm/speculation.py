@@ -10,7 +10,15 @@ from mocker.vllm.config import EngineConfig
 class Speculation:
     """The rules of a method; an engine without speculation has the same ones, with nothing to add."""
 
-    __slots__ = ("_limit", "drops_last_hit", "num_decode_places", "num_drafts", "num_lookahead", "num_slots")
+    __slots__ = (
+        "_limit",
+        "drops_last_hit",
+        "num_decode_places",
+        "num_drafts",
+        "num_lookahead",
+        "num_read_ahead",
+        "num_slots",
+    )
 
     def __init__(self, config: EngineConfig) -> None:
         method, num_drafts = config.speculative_method, config.num_speculative_tokens
@@ -25,6 +33,8 @@ class Speculation:
         """Places that a sequence needs to decode once its prompt is computed, as far as they are counted in advance."""
         self.drops_last_hit = is_on and method in ("eagle", "eagle3", "mtp")
         """Whether the last block of a prefix hit is computed again: the drafter needs what the model computes there."""
+        self.num_read_ahead = int(self.drops_last_hit)
+        """Known tokens after those of a step that the drafter reads."""
         self._limit = config.max_model_len
 
     def num_places(self, num_tokens: int) -> int:

@@ -42,6 +42,15 @@ class Rules(NamedTuple):
     """EAGLE and MTP: a block's name includes the token after it, and a look-up drops no block. With a KV connector, names
     are the old ones, and the last block of a hit is dropped."""
 
+    # Encoders
+    skips_unencoded: bool
+    """A waiting sequence that cannot start because an item of its prompt cannot be encoded is passed over, and does not hold
+    up those behind it."""
+    holds_whole_items: bool
+    """`disable_chunked_mm_input`: a chunk that starts with an item does not divide it, either."""
+    frees_items_at_once: bool
+    """What a drafter reads ahead neither keeps an item in the encoder's cache nor shortens the chunk before one."""
+
     # States
     counts_state_once: bool
     """The state at the last boundary of a prompt counts as computed in this step only in the step that stores it."""
@@ -57,6 +66,9 @@ RULES: Final[dict[EngineVersion, Rules]] = {
         loads_within_step=False,
         caches_accepted=False,
         hashes_look_ahead=False,
+        skips_unencoded=False,
+        holds_whole_items=False,
+        frees_items_at_once=False,
         counts_state_once=False,
     ),
     "0.33": Rules(
@@ -68,6 +80,9 @@ RULES: Final[dict[EngineVersion, Rules]] = {
         loads_within_step=True,
         caches_accepted=True,
         hashes_look_ahead=True,
+        skips_unencoded=True,
+        holds_whole_items=True,
+        frees_items_at_once=True,
         counts_state_once=True,
     ),
 }

@@ -151,6 +151,23 @@ class DraftUse(msgspec.Struct, frozen=True):
         return 1 + sum(self.accepted) / self.steps if self.steps else 1.0
 
 
+class EncoderUse(msgspec.Struct, frozen=True):
+    """What the encoders of a pool did."""
+
+    name: str
+    """The pool."""
+    requests: Amount
+    """Requests with images or other media that its workers computed the prompts of."""
+    items: Amount
+    """Their items."""
+    encoded_tokens: Amount
+    """What the encoders made."""
+    found_tokens: Amount
+    """What requests found in their caches."""
+    busy_s: Amount
+    """How much longer steps took, all workers together (s)."""
+
+
 class KvOverTime(msgspec.Struct, frozen=True):
     """The mean share of a pool's KV blocks that were in use, in each window from the start of a run."""
 
@@ -159,11 +176,11 @@ class KvOverTime(msgspec.Struct, frozen=True):
     shares: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=1024)]
 
 
-Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse, AdapterUse)
+Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse, AdapterUse, EncoderUse)
 
 
 def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the pools, links, tiers, drafts or adapters of an arm's runs, each averaged over the repeats."""
+    """Return the pools, links, tiers, drafts, adapters or encoders of an arm's runs, each averaged over the repeats."""
     groups: dict[str, list[Row]] = {}
     for row in chain.from_iterable(repeats):
         groups.setdefault(row.name, []).append(row)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from foundation.large import Cells, filled, let_go
 from reports.record.fleet import FleetUse
-from reports.record.pools import AdapterUse, DraftUse, KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.pools import AdapterUse, DraftUse, EncoderUse, KvOverTime, LinkUse, PoolUse, TierUse
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -335,6 +335,8 @@ class Record:
     """What LoRA adapters were asked for, and how often they were loaded, if there are any."""
     drafts: tuple[DraftUse, ...] = ()
     """What speculative decoding drafted, if there is any."""
+    encoders: tuple[EncoderUse, ...] = ()
+    """What encoders of images and other media did, if requests had any."""
     kv: tuple[KvOverTime, ...] = ()
     """How full the KV of each pool was over time, if that is known."""
     fleet: FleetUse | None = None

@@ -9,6 +9,7 @@ from reports.tables.adapters import adapter_grid
 from reports.tables.drafts import draft_grid, gain_grid
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
+from reports.tables.media import media_grid
 from reports.tables.tiers import tier_grid
 
 
@@ -21,6 +22,7 @@ def grids(summary: Summary) -> list[Grid]:
         gain_grid(summary),
         pool_grid(summary),
         adapter_grid(summary),
+        media_grid(summary),
         tier_grid(summary),
     )
     return [grid for grid in found if grid is not None]

@@ -1,8 +1,8 @@
 """vLLM's own scheduler and ours, driven in step through random scenarios: whatever the one does, the other does.
 
 Some scenarios are of an engine that computes prompts for others, or loads what they computed. There vLLM's scheduler has its
-NIXL connector, and random numbers decide when a transfer ends and whether it fails. In others it speculates, has adapters or
-several stages; random numbers say how many drafts there are, and how many of them are accepted.
+NIXL connector, and random numbers decide when a transfer ends and whether it fails. In others it speculates, has adapters,
+several stages or an encoder; random numbers say how many drafts there are, and how many of them are accepted.
 """
 
 import random
@@ -16,6 +16,7 @@ import pytest
 from dynabench.fidelity.vllm.sequences import content_ids
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
 from mocker.events import GroupRemoved, GroupStored
+from mocker.media import MediaItem
 from mocker.models.kv_groups import KvLayout, LayerKv, layout_of
 from mocker.sequence import LOADED, LOADING
 from mocker.speculation.drafter import Drafter
@@ -89,6 +90,7 @@ class Asked:
     """Whether that goes to another engine."""
     adapter: int
     """The number of its adapter, 0 if it has none."""
+    media: tuple[MediaItem, ...] = ()
 
 
 @dataclass
@@ -342,6 +344,17 @@ class VLLM:
         self._hasher = get_request_block_hasher(size, sha256, *ahead) if config.enable_prefix_caching else None
         self._asked = {}
         self._requests = {}
+        if config.max_tokens_per_mm_item is not None:
+            self._add_encoder(settings.scheduler_config, config)
+
+    def _add_encoder(self, settings, config):
+        from vllm.v1.core.encoder_cache_manager import EncoderCacheManager, compute_mm_encoder_budget
+
+        settings.max_num_encoder_input_tokens = settings.encoder_cache_size = config.max_num_batched_tokens
+        settings.disable_chunked_mm_input = config.disable_chunked_mm_input
+        budget, size = compute_mm_encoder_budget(settings, {"image": config.max_tokens_per_mm_item})
+        self.scheduler.max_num_encoder_input_tokens = budget
+        self.scheduler.encoder_cache_manager = EncoderCacheManager(size)
 
     def add(self, asked):
         from vllm.lora.request import LoRARequest
@@ -364,9 +377,14 @@ class VLLM:
             priority=asked.priority,
             block_hasher=self._hasher,
             lora_request=LoRARequest(f"adapter {asked.adapter}", asked.adapter, "none") if asked.adapter else None,
+            mm_features=features_of(asked),
         )
         self._asked[id], self._requests[id] = asked, request
         self.scheduler.add_request(request)
+
+    def ended(self, id):
+        request = self._requests[id]
+        return {"num_preemptions": request.num_preemptions, "status": request.status.name}
 
     def abort(self, asked):
         from vllm.v1.request import RequestStatus
@@ -381,6 +399,11 @@ class VLLM:
         loads, sends = self._transfers_of(output)
         facts = {"scheduled": list(facts.items()), "preempted": preempted, "loads": loads, "sends": set(sends)}
         facts["drafts"] = {int(id): len(drafts) for id, drafts in output.scheduled_spec_decode_tokens.items()}
+        facts["encoded"] = sum(
+            self._requests[id].mm_features[place].mm_position.length
+            for id, places in output.scheduled_encoder_inputs.items()
+            for place in places
+        )
         return (output, sampled, loads, sends), facts | self.state()
 
     def padded(self, flight):
@@ -459,7 +482,13 @@ class VLLM:
             # Only loads heed these, which there are not with groups.
             "reserved": 0 if self._has_groups else scheduler._inflight_prefill_reserved_blocks(),
             "free": scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            "encoder": self._encoder_state(),
         }
+
+    def _encoder_state(self):
+        cache = self.scheduler.encoder_cache_manager
+        users = {id: len(users) for id, users in cache.cached.items()}
+        return users, list(cache.freeable), cache.num_free_slots if users else None
 
     def events(self):
         """Return the blocks of each event, a removal a block."""
@@ -470,6 +499,21 @@ class VLLM:
             rows += [(kind, [block]) for block in blocks] if kind == "BlockRemoved" else [(kind, blocks)]
         self.published.clear()
         return rows
+
+
+def features_of(asked):
+    """Return the media of a request as vLLM describes them."""
+    from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
+
+    return [
+        MultiModalFeatureSpec(
+            data=None,
+            modality="image",
+            identifier=item.id,
+            mm_position=PlaceholderRange(offset=item.offset, length=item.num_tokens),
+        )
+        for item in asked.media
+    ]
 
 
 def groups_of(layout, config):
@@ -541,9 +585,16 @@ class Ours:
             max_tokens=len(asked.answer),
             stop_after=asked.stop_after,
             chain=BlockChain(
-                content_ids(tokens, self._config.block_size, adapter=adapter, num_ahead=self.scheduler.num_named_ahead)
+                content_ids(
+                    tokens,
+                    self._config.block_size,
+                    adapter=adapter,
+                    num_ahead=self.scheduler.num_named_ahead,
+                    media=asked.media,
+                )
             ),
             adapter=adapter,
+            media=asked.media,
             is_remote_prefill=asked.is_loaded,
             is_remote_decode=asked.is_sent,
             priority=asked.priority,
@@ -559,13 +610,14 @@ class Ours:
         batch = scheduler.schedule()
         loads = [(one.id, one.num_blocks, one.num_cached_blocks) for one in scheduler.outbox.take_loads()]
         sends = {one.id for one in self._handed_over}
-        facts = {"scheduled": [], "preempted": [], "loads": loads, "sends": sends, "drafts": {}}
+        facts = {"scheduled": [], "preempted": [], "loads": loads, "sends": sends, "drafts": {}, "encoded": 0}
         self._handed_over = []
         if batch is not None:
             facts["scheduled"] = [(sequence.id, count) for sequence, count in scheduler.num_new_tokens(batch)]
             facts["preempted"] = sorted(one.id for one in batch.preempted)
             if scheduler.is_counted:
                 facts["drafts"] = {one.id: count for one, count in batch.drafts.items()}
+                facts["encoded"] = batch.num_encoder_tokens
         return batch, facts | self.state()
 
     def update(self, batch, transferred):
@@ -601,7 +653,14 @@ class Ours:
             "fenced": [one.num_blocks for _, one in scheduler.retention.fenced],
             "reserved": scheduler.num_reserved_blocks(),
             "free": scheduler.pool.num_free,
+            "encoder": self._encoder_state(),
         }
+
+    def _encoder_state(self):
+        encoder = self.scheduler.encoder
+        if encoder is None:
+            return {}, [], None
+        return encoder.users, encoder.freeable, encoder.num_free if encoder.users else None
 
     def events(self):
         rows = []
@@ -628,6 +687,10 @@ class Pair:
         self._names = {}  # vLLM's hash -> our name of that content
         self._depth = variant.num_stages + int(config.async_scheduling)
         self.seen = Counter()
+
+    @property
+    def encoder(self):
+        return self._ours.scheduler.encoder
 
     @property
     def has_work(self):
@@ -667,6 +730,7 @@ class Pair:
         assert ours == theirs
         self._flights.append((their_flight, our_flight))
         self.seen += Counter({what: len(ours[what]) for what in ("preempted", "loads", "sends", "fenced")})
+        self.seen["encoded"] += ours["encoded"]
         return len(self._flights) < self._depth
 
     def update(self, workers):
@@ -702,11 +766,66 @@ class Pair:
                 assert self._names.setdefault(block, key) == key
 
 
+def with_encoder(rng, config):
+    """Return settings for a model with an encoder, whose items are small or nearly as large as its cache."""
+    budget = config.max_num_batched_tokens
+    largest = rng.choice([rng.randint(1, 4), rng.randint(2, budget), budget + rng.randint(1, 8)])
+    is_whole = rng.random() < 0.3
+    if is_whole:
+        largest = min(largest, budget - (config.num_speculative_tokens > 0))
+        config = replace(config, long_prefill_token_threshold=0)
+    return replace(config, max_tokens_per_mm_item=largest, disable_chunked_mm_input=is_whole)
+
+
+def with_media(rng, asked, largest):
+    """Return requests in whose prompts items, some of them the same ones, take the place of tokens.
+
+    A prompt that goes on after another's often has its items, too.
+    """
+    sizes = [rng.randint(1, min(largest, 20)) for _ in range(rng.choice([2, 6, 30]))]
+    density = rng.choice([0.4, 0.7, 0.95])
+    found = []
+    for one in asked:
+        media, offset, prompt = [], rng.choice([0, 0, 1, 3]), list(one.prompt)
+        shared, place = max(
+            [(common(one.prompt, other.prompt), n) for n, other in enumerate(asked[: len(found)])] or [(0, 0)]
+        )
+        if shared and rng.random() < 0.8:
+            media = [item for item in found[place].media if item.end <= shared]
+            for item in media:
+                prompt[item.offset : item.end] = [7] * item.num_tokens
+                offset = item.end
+        while rng.random() < density:
+            fitting = [number for number, size in enumerate(sizes) if offset + size <= len(prompt)]
+            if not fitting:
+                break
+            number = rng.choice(fitting)
+            media.append(MediaItem(offset, sizes[number], f"item {number}"))
+            prompt[offset : media[-1].end] = [7] * sizes[number]
+            offset = media[-1].end + rng.choice([0, 0, 1, 5])
+        found.append(replace(one, prompt=prompt, media=tuple(media)))
+    return found
+
+
+def common(prompt, other):
+    """Return how many tokens two prompts begin with alike."""
+    return next(
+        (n for n, (a, b) in enumerate(zip(prompt, other, strict=False)) if a != b), min(len(prompt), len(other))
+    )
+
+
+class EndlessError(Exception):
+    """Both do the same, forever."""
+
+
 def drive(rng, config, model, variant=PLAIN):
     """Let both go through a scenario in the order of vLLM's loop; return how often something rare happened."""
     pair, workers = Pair(config, model, variant, rng), Workers(rng)
     num_groups = 1 if variant.layout is None else len(variant.layout.groups) + 1
-    asked = deque(requests_of(rng, config, variant.max_loras, num_groups))
+    requests = requests_of(rng, config, variant.max_loras, num_groups)
+    if config.max_tokens_per_mm_item is not None:
+        requests = with_media(rng, requests, config.max_tokens_per_mm_item)
+    asked = deque(requests)
     aborts = sorted([one for one in asked if one.aborted is not None], key=lambda one: one.aborted)
     # Else vLLM preempts and then fails, which ours refuses before.
     can_preempt_all = not (
@@ -715,7 +834,8 @@ def drive(rng, config, model, variant=PLAIN):
     turn = 0
     while asked or pair.has_work:
         turn += 1
-        assert turn < 3000 * variant.num_stages, "it does not end"
+        if turn >= 3000 * variant.num_stages:
+            raise EndlessError
         while asked and asked[0].arrives <= turn:
             pair.add(asked.popleft())
         while aborts and aborts[0].aborted < turn:
@@ -727,6 +847,9 @@ def drive(rng, config, model, variant=PLAIN):
         while aborts and aborts[0].aborted <= turn and rng.random() < 0.5:
             pair.abort(aborts.pop(0))
         pair.update(workers)
+    if pair.encoder is not None:
+        pair.seen["found"] += pair.encoder.counts.found
+        pair.seen["evicted"] += pair.encoder.counts.computed - len(pair.encoder.users)
     return pair.seen
 
 
@@ -785,6 +908,51 @@ def test_both_do_the_same_with_groups_of_layers(folder, method, is_async, rare):
         try:
             happened += drive(rng, config, folder, variant)
         except Exception as error:
+            error.add_note(f"scenario {seed}: {config} {variant}")
+            raise
+    assert set(rare) <= set(happened), happened
+
+
+def is_locked(error, config, *, has_states):
+    """Return whether vLLM itself never goes on, as it may: docs/media.md says when."""
+    keeps_items = config.engine_version == "0.32" and config.speculative_method in ("eagle", "eagle3", "mtp")
+    is_endless = isinstance(error, EndlessError)
+    return is_endless and (
+        (keeps_items and config.num_speculative_tokens) or (has_states and config.disable_chunked_mm_input)
+    )
+
+
+ENCODING = ("encoded", "found", "evicted", "preempted", "aborted running", "reset")
+ENCODED = [
+    (None, False, None, 1, False, ENCODING),
+    (None, True, None, 1, False, ENCODING),
+    (None, True, "kv_consumer", 1, False, (*ENCODING, *LOADED_HERE)),
+    (None, False, "kv_producer", 1, False, (*ENCODING, "sends")),
+    (None, True, None, 2, False, ENCODING),
+    ("ngram", False, None, 1, False, (*ENCODING, *DRAFTED, "padded")),
+    ("eagle", False, None, 1, False, (*ENCODING, *DRAFTED)),
+    ("eagle3", True, None, 1, False, (*ENCODING, *DRAFTED)),
+    ("mtp", True, "kv_consumer", 1, False, (*ENCODING, *DRAFTED, *LOADED_HERE)),
+    ("draft_model", True, None, 1, False, (*ENCODING, *DRAFTED)),
+    (None, True, None, 1, True, ENCODING),
+    ("ngram", False, None, 1, True, ENCODING),
+]
+
+
+@pytest.mark.parametrize(("method", "is_async", "kv_role", "num_stages", "has_groups", "rare"), ENCODED)
+def test_both_do_the_same_with_media(folder, method, is_async, kv_role, num_stages, has_groups, rare):
+    happened = Counter(dict.fromkeys(rare, 0))
+    for seed in range(NUM_SCENARIOS):
+        rng = random.Random(seed)
+        config, variant = variant_of(rng, config_of(rng, is_async, kv_role), method, num_stages)
+        if has_groups:
+            config, variant = with_groups(rng, config)
+        config = with_encoder(rng, config)
+        try:
+            happened += drive(rng, config, folder, variant)
+        except Exception as error:
+            if has_too_many_adapters(error) or is_locked(error, config, has_states=has_groups):
+                continue
             error.add_note(f"scenario {seed}: {config} {variant}")
             raise
     assert set(rare) <= set(happened), happened

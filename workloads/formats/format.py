@@ -39,7 +39,7 @@ class Format:
     """The suffix of its files."""
     keeps: frozenset[str] = frozenset()
     """The parts of a workload that it can hold, out of `times`, `sharing`, `names` of sessions, `sessions`, `graphs`, `text`,
-    `ends`, `priorities`, `adapters`, `fields` of bodies."""
+    `ends`, `priorities`, `adapters`, `media`, `fields` of bodies."""
     is_plain: bool = False
     """Whether a single file needs no note on how it was read, because it is a list of requests in order of time."""
 

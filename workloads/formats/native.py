@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from workloads.blocks import wrong_count
 from workloads.formats.format import Format
+from workloads.media import MediaCheck
 from workloads.request import Request, WorkloadError
 from workloads.row import MAX_PRIORITY, MAX_S, MAX_TOKENS
 from workloads.source import MAX_LINE_BYTES, Source, blocks, lines
@@ -68,9 +69,9 @@ def _read(source: Source) -> Iterator[Request]:
 
 def _read_columns(source: Source) -> "Iterator[RequestColumns]":
     """Yield the requests of files, many at a time; the errors are those of `_read`."""
-    before = 0
+    before, media = 0, MediaCheck()
     for path in source.files:
-        before += yield from _parts(path, source, before)
+        before += yield from _parts(path, source, before, media)
 
 
 def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
@@ -78,7 +79,7 @@ def _is_like(first: dict[str, Any] | None, start: bytes) -> bool:
     return first is not None and str(first.get("schema", "")).startswith("dynabench.workload/")
 
 
-def _parts(path: Path, source: Source, before: int) -> "Generator[RequestColumns, None, int]":
+def _parts(path: Path, source: Source, before: int, media: MediaCheck) -> "Generator[RequestColumns, None, int]":
     """Yield the requests of a file that follows this many of other files; return their number."""
     header, last, found = None, 0.0, 0
     for number, block in blocks(path):
@@ -88,7 +89,9 @@ def _parts(path: Path, source: Source, before: int) -> "Generator[RequestColumns
             place = f"{path}, line {number - 1}"
             header, block = _header(line, place), rest
             _note(header, source, place)
-        part = _plain(block, header.block_size, last) or _checked(block, header.block_size, last, found, path, number)
+        part = _plain(block, header.block_size, last) or _checked(
+            block, header.block_size, last, found, path, number, media
+        )
         if len(part):
             last, found = part.arrival_s.item(-1), found + len(part)
         if before and "after" in part.more:
@@ -129,7 +132,9 @@ def _plain(block: bytes, block_size: int, last: float) -> "RequestColumns | None
     return part if is_in_range and is_in_order and 0 <= counts.min() <= counts.max() < block_size else None
 
 
-def _checked(block: bytes, block_size: int, last: float, found: int, path: Path, first: int) -> "RequestColumns":
+def _checked(
+    block: bytes, block_size: int, last: float, found: int, path: Path, first: int, media: MediaCheck
+) -> "RequestColumns":
     """Decode lines one by one, of which the first has this number in its file.
 
     Raises:
@@ -148,7 +153,10 @@ def _checked(block: bytes, block_size: int, last: float, found: int, path: Path,
             request = decode(line)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise WorkloadError(f"{place}: not a request ({error})") from error
-        if problem := _problem(request, block_size, last, found + len(made)):
+        problem = _problem(request, block_size, last, found + len(made))
+        if problem is None and request.media:
+            problem = media.problem(request, block_size)
+        if problem is not None:
             raise WorkloadError(f"{place}: {problem}")
         last = request.arrival_s
         made.append(request)
@@ -195,6 +203,8 @@ FORMAT = Format(
     write=_write,
     block_size=None,
     block_size_of=block_size,
-    keeps=frozenset({"times", "sharing", "sessions", "graphs", "text", "ends", "priorities", "adapters", "fields"}),
+    keeps=frozenset(
+        {"times", "sharing", "sessions", "graphs", "text", "ends", "priorities", "adapters", "media", "fields"}
+    ),
     is_plain=True,
 )

@@ -246,6 +246,8 @@ def lost(workload: Workload, name: str) -> list[str]:
         found.append("priorities")
     if "adapters" not in format.keeps and workload.columns.adapters:
         found.append("adapters")
+    if "media" not in format.keeps and workload.columns.has_media:
+        found.append("images and other media")
     if "fields" not in format.keeps and (names := extra_fields(workload.requests)):
         found.append(f"fields of bodies ({', '.join(names)})")
     if "text" in format.keeps and name != DEFAULT and any(request.content is None for request in requests):

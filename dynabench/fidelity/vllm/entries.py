@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from dynabench.fidelity.recordings import Json
 from mocker import EngineConfig
+from mocker.media import MediaItem
 from mocker.models.kv_groups import KvLayout
 from mocker.tiers.config import HostMemory
 
@@ -28,6 +29,8 @@ class Action:
     salt: str | None = None
     adapter: str = ""
     adapter_number: int | None = None
+    media: tuple[MediaItem, ...] = ()
+    """Images in the prompt."""
     remote: str | None = None
     """The role of another engine: `decode` if this one loads KV from it, `prefill` if it reads KV from this one."""
     is_done: bool | None = None

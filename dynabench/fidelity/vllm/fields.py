@@ -54,6 +54,8 @@ FIELDS: Final = {
             "finished_order",
             "junction",
             "tables",
+            "num_encoded",
+            "encoder_cache",
             "spec",
         ),
         *("kv_meta.recv.await", "kv_meta.send", "kv_meta.in_batch", "kv_meta.not_processed", "kv_meta.flush"),

@@ -181,7 +181,7 @@ class _Replay:
             facts["cached"] = self._known_before(entry, facts)
             self._untold = self._taken_back(batch)
         facts["total"] = sum(facts["scheduled"].values())
-        facts |= self._tables(facts["scheduled"])
+        facts |= self._tables(facts["scheduled"]) | self._encoded(batch)
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         copies = self._copies(scheduler.offload, entry)
         for sequence in started:
@@ -219,6 +219,16 @@ class _Replay:
                 computed = sequence.computed(iteration) - count
                 found[id] = [computed, max(sequence.num_known, computed + 1) - sequence.num_prompt]
         return found
+
+    def _encoded(self, batch: Batch | None) -> Json:
+        """Return the tokens that a step encodes, and the encoder's cache, if there is one."""
+        encoder = self._scheduler.encoder
+        if encoder is None:
+            return {}
+        return {
+            "num_encoded": 0 if batch is None else batch.num_encoder_tokens,
+            "encoder_cache": {"users": encoder.users, "freeable": encoder.freeable, "free": encoder.num_free},
+        }
 
     def _tables(self, scheduled: Json) -> Json:
         """Return the blocks of a step's sequences by number, and where their prompts leave others', if there are groups."""

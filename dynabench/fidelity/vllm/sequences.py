@@ -4,6 +4,7 @@ from collections.abc import Hashable
 
 from dynabench.fidelity.vllm.entries import Action
 from mocker import BlockChain, Sequence
+from mocker.media import MediaItem
 from mocker.vllm.core import VllmCore
 
 
@@ -24,16 +25,25 @@ def act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, blo
 
 
 def content_ids(
-    tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "", *, num_ahead: int = 0
+    tokens: list[int],
+    block_size: int,
+    salt: str | None = None,
+    adapter: str = "",
+    *,
+    num_ahead: int = 0,
+    media: tuple[MediaItem, ...] = (),
 ) -> list[Hashable]:
     """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it.
 
-    A name may include so many tokens after the block, without which it has none.
+    A name may include so many tokens after the block, without which it has none. The tokens of media are the same whatever
+    these show, so their ids are part of the content, and where in the block they begin.
     """
     ids: list[Hashable] = []
     parent: Hashable = ("salt", salt, adapter)
     for start in range(0, len(tokens) - block_size - num_ahead + 1, block_size):
-        parent = hash((parent, tuple(tokens[start : start + block_size + num_ahead])))
+        stop = start + block_size + num_ahead
+        shown = tuple([(item.id, item.offset - start) for item in media if item.end > start and item.offset < stop])
+        parent = hash((parent, tuple(tokens[start:stop]), shown) if shown else (parent, tuple(tokens[start:stop])))
         ids.append(parent)
     return ids
 
@@ -41,7 +51,14 @@ def content_ids(
 def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) -> Sequence:
     stop = next((place for place, token in enumerate(action.output) if token in action.stops), None)
     chain = BlockChain(
-        content_ids(action.prompt + action.output, block_size, action.salt, action.adapter, num_ahead=num_ahead)
+        content_ids(
+            action.prompt + action.output,
+            block_size,
+            action.salt,
+            action.adapter,
+            num_ahead=num_ahead,
+            media=action.media,
+        )
     )
     chain.payload = action
     return Sequence(
@@ -54,5 +71,6 @@ def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) ->
         is_remote_decode=action.remote == "prefill",
         priority=action.priority,
         adapter=action.adapter,
+        media=action.media,
         arrival=order,
     )

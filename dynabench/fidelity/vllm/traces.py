@@ -28,6 +28,7 @@ from dynabench.fidelity.vllm.settings import (
     offloading_of,
     version_named,
 )
+from mocker.media import MediaItem
 from mocker.models.kv_groups import KvLayout
 from mocker.vllm.versions import EngineVersion
 
@@ -59,6 +60,7 @@ def read_trace(path: Path, rows: list[Json], version: EngineVersion | None) -> R
                 action.end_token = row.get("eos_token_id")
                 action.priority, action.salt = row["priority"], row["cache_salt"]
                 action.adapter, action.adapter_number = row["lora"] if row.get("lora") else ("", None)
+                action.media = tuple([MediaItem(*item) for item in source.get("media", ())])
                 action.remote = row["kv"]["kind"] if "kv" in row else None
                 action.facts, action.hashes = _said_of(row, has_numbers=meta.get("int_block_hashes", True))
                 entries.append(action)
@@ -150,7 +152,7 @@ def _scheduled(row: Json, known: set[str]) -> Json:
         "ended": set(row["finished_before"]),
         "total": row["total"],
     }
-    for key in ("junction", "tables"):
+    for key in ("junction", "tables", "num_encoded", "encoder_cache"):
         if key in row:
             facts[key] = row[key]
     if "spec" in row:

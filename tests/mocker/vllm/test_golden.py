@@ -22,6 +22,8 @@ def test_the_recordings_are_here():
         "vllm-0.32-more": 55,
         "vllm-0.33": 37,
         "vllm-0.32-hybrid": 34,
+        "vllm-0.32-media": 5,
+        "vllm-0.33-media": 5,
     }
     asynchronous = [path for path in FILES if recordings.read(path).config.async_scheduling]
     assert Counter(path.parent.name for path in asynchronous) == {
@@ -29,6 +31,8 @@ def test_the_recordings_are_here():
         "vllm-0.32-more": 27,
         "vllm-0.33": 18,
         "vllm-0.32-hybrid": 12,
+        "vllm-0.32-media": 2,
+        "vllm-0.33-media": 2,
     }
 
 
@@ -47,6 +51,19 @@ def test_with_the_rules_of_another_version_a_recording_does_not_reproduce(name):
         recording.offloading = replace(recording.offloading, load_tokens_within_step=0)
     recording.config = replace(recording.config, engine_version="0.32", prefill_schedule_interval=1)
     assert replay.verify(recording).difference is not None
+
+
+@pytest.mark.parametrize("folder", ["vllm-0.32-media", "vllm-0.33-media"])
+def test_without_its_images_or_with_others_a_recording_does_not_reproduce(folder):
+    for forget in (lambda media: (), lambda media: tuple(item._replace(id="same") for item in media)):
+        differences = []
+        for path in sorted((GOLDEN / folder).glob("*.jsonl.gz")):
+            recording = recordings.read(path)
+            for entry in recording.entries:
+                if isinstance(entry, Action):
+                    entry.media = forget(entry.media)
+            differences.append(replay.verify(recording).difference)
+        assert None not in differences
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
