@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form for completions and chats: events token by token, or part by part if the text is split."""
+"""Answers in OpenAI's form for completions and chats: an event for each step of the engine, of one token or several."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.answer_format import CallIds
-from serving.frontend.api.deltas import Deltas, message
+from serving.frontend.api.deltas import Deltas, as_one, message
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import LogprobsFormat, TokenLogprob
 from serving.frontend.api.sse import DONE, ChoiceFormat, CompletionFormat, error_event, escape, unescape, usage
@@ -90,6 +90,13 @@ class _ChoiceStream:
         """Return the usage after so many tokens, if each event has it."""
         return usage(self.choice.num_prompt, num_output, self.choice.num_cached) if self.has_usage else None
 
+    def extras(self, start: int, end: int) -> dict[str, dict[str, Any] | None]:
+        """Return what the event of the last tokens from a place to another has besides them."""
+        count = end - start
+        is_counted = count > 1 and "num_tokens" in (self.accepted.prepared.extension.extra_fields or ())
+        usage = self.usage(self.choice.num_before + end)
+        return {"usage": usage, "nvext": {"num_tokens": count} if is_counted else None}
+
     def first(self) -> bytes:
         """Return what comes before the first token: a chat's role."""
         return self.format.first(self.usage(0))
@@ -116,16 +123,17 @@ class _TokenEvents:
         return self._stream.first()
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return an event for each piece, after the prompt if it is to be echoed."""
-        body, stream = self._prompt() if self._echo else b"", self._stream
+        """Return an event for each step, after the prompt if it is to be echoed."""
+        body, stream, choice = self._prompt() if self._echo else b"", self._stream, self._choice
         if not pieces:
             return body
-        if self._is_plain:
+        if self._is_plain and not choice.steps:
             return body + stream.format.tokens(pieces)
-        logprobs: list[Any] = [self._logprobs.value([token]) for token in self._choice.logprobs]
-        logprobs += [None] * (len(pieces) - len(logprobs))
-        usages = [stream.usage(self._choice.num_before + count) for count in range(1, len(pieces) + 1)]
-        return body + b"".join(map(stream.format.token, pieces, logprobs, usages))
+        for start, end in choice.events(len(pieces)):
+            scored = choice.logprobs[start:end]
+            logprobs = self._logprobs.value(scored) if scored else None
+            body += stream.format.token(b"".join(pieces[start:end]), logprobs, **stream.extras(start, end))
+        return body
 
     def last(self) -> bytes:
         """See `ChoiceEvents`."""
@@ -136,7 +144,7 @@ class _TokenEvents:
         text, self._echo = escape(self._echo), ""
         logprobs = self._choice.prompt_logprobs
         value = self._logprobs.value(logprobs) if logprobs else None
-        return self._stream.format.token(text, value, self._stream.usage(self._choice.num_before))
+        return self._stream.format.token(text, value, usage=self._stream.usage(self._choice.num_before))
 
 
 class _PartEvents:
@@ -155,12 +163,13 @@ class _PartEvents:
         return self._stream.first()
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return an event for each part that the pieces settle."""
-        logprobs, body = list(self._choice.logprobs), b""
-        for count, piece in enumerate(pieces, 1):
-            self._waiting += logprobs[count - 1 : count]
-            for delta in self._deltas.of(self._parts.push(piece)):
-                body += self._event(delta, self._choice.num_before + count)
+        """Return an event for each part that a token settles, and one for all that the tokens of a step settle."""
+        choice, body = self._choice, b""
+        for start, end in choice.events(len(pieces)):
+            self._waiting += choice.logprobs[start:end]
+            deltas = list(self._deltas.of([part for piece in pieces[start:end] for part in self._parts.push(piece)]))
+            for delta in as_one(deltas) if end - start > 1 else deltas:
+                body += self._event(delta, choice.num_before + end)
         return body
 
     def last(self) -> bytes:
