@@ -92,7 +92,7 @@ class Bodies:
             "model": request.adapter or target.model,
             limit: request.max_tokens(target.context),
             "stream": True,
-            "stream_options": _object(fields.get("stream_options")) | {"include_usage": True},
+            "stream_options": _object((target.extra_body or {}).get("stream_options")) | {"include_usage": True},
         }
         if request.ends == "length":
             body["ignore_eos"] = True
