@@ -451,3 +451,22 @@ def test_a_sweep_says_what_came_of_drafts_and_where_they_pay_once_for_all_loads(
     with (tmp_path / "table.csv").open() as file:
         lines = list(csv.DictReader(file))
     assert [line["drafts.workers.accepted.2"] for line in lines] == ["", "", "40", "40"]
+
+
+def at_load(count, load, mean):
+    name = f"num_speculative_tokens {count}, concurrency {load}"
+    return point(name, mean, num_speculative_tokens=count, concurrency=load)
+
+
+def test_latencies_are_compared_at_the_same_load_only(tmp_path):
+    points = [at_load(0, 1, 0.1), at_load(3, 1, 0.05), at_load(0, 64, 1.0), at_load(3, 64, 2.0), at_load(5, 64, 3.0)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.endswith(
+        " Lowest mean E2E latency at the same load: num_speculative_tokens 3 at 1 of 2 loads, num_speculative_tokens 0 at 1."
+    )
+
+
+def test_points_at_different_loads_are_not_compared(tmp_path):
+    points = [point(f"concurrency {load}", load / 10, concurrency=load) for load in (1, 64)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.endswith(" They differ in what is sent, so their latencies are not compared.")
