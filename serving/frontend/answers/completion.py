@@ -86,16 +86,19 @@ class _ChoiceStream:
         options = self.accepted.stream_options
         return bool(options.include_usage and options.continuous_usage_stats)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether events say how many tokens they have, if several."""
+        return "num_tokens" in (self.accepted.prepared.extension.extra_fields or ())
+
     def usage(self, num_output: int) -> dict[str, Any] | None:
         """Return the usage after so many tokens, if each event has it."""
         return usage(self.choice.num_prompt, num_output, self.choice.num_cached) if self.has_usage else None
 
     def extras(self, start: int, end: int) -> dict[str, dict[str, Any] | None]:
         """Return what the event of the last tokens from a place to another has besides them."""
-        count = end - start
-        is_counted = count > 1 and "num_tokens" in (self.accepted.prepared.extension.extra_fields or ())
-        usage = self.usage(self.choice.num_before + end)
-        return {"usage": usage, "nvext": {"num_tokens": count} if is_counted else None}
+        count, usage = end - start, self.usage(self.choice.num_before + end)
+        return {"usage": usage, "nvext": {"num_tokens": count} if count > 1 and self.is_counted else None}
 
     def first(self) -> bytes:
         """Return what comes before the first token: a chat's role."""
@@ -116,6 +119,7 @@ class _TokenEvents:
         self._choice = stream.choice
         self._echo = stream.accepted.echo(stream.index)
         self._logprobs = LogprobsFormat(is_chat=prepared.is_chat)
+        self._is_counted = stream.is_counted
         self._is_plain = not stream.has_usage and prepared.num_logprobs is None
 
     def first(self) -> bytes:
@@ -129,7 +133,10 @@ class _TokenEvents:
             return body
         if self._is_plain and not choice.steps:
             return body + stream.format.tokens(pieces)
-        for start, end in choice.events(len(pieces)):
+        events = choice.events(len(pieces))
+        if self._is_plain and not self._is_counted:
+            return body + stream.format.tokens([b"".join(pieces[start:end]) for start, end in events])
+        for start, end in events:
             scored = choice.logprobs[start:end]
             logprobs = self._logprobs.value(scored) if scored else None
             body += stream.format.token(b"".join(pieces[start:end]), logprobs, **stream.extras(start, end))

@@ -1,6 +1,5 @@
 """One choice of an answer: its attempts produce tokens, its text turns them into pieces."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from xxhash import xxh3_128_hexdigest
@@ -27,7 +26,7 @@ class Choice:
         """Cached tokens that came from beyond the GPU, by tier, if the engine reports it."""
         self.num_before = 0
         """Tokens of the answer before the last pieces."""
-        self.steps: list[tuple[int, int]] = []
+        self.steps: tuple[tuple[int, int], ...] = ()
         """Places (from, to) of the last pieces that belong together, because a step of the engine made their tokens."""
         self.logprobs: list[TokenLogprob] = []
         """Of the last pieces, if requested."""
@@ -102,7 +101,7 @@ class Choice:
         if output.num_completion is not None:
             self._num_counted = output.num_completion
         if output.texts:
-            pieces, self.steps = self._text.push_texts(output.texts, output.finish_reason), []
+            pieces, self.steps = self._text.push_texts(output.texts, output.finish_reason), ()
         else:
             pieces, self.steps = self._text.push(output.tokens, output.finish_reason), output.steps
         self.tokens = output.tokens[: self.num_completion - self.num_before]
@@ -112,15 +111,17 @@ class Choice:
             self._read_logprobs(output, pieces)
         return pieces
 
-    def events(self, num_pieces: int) -> Iterator[tuple[int, int]]:
-        """Yield from where to where the last pieces share an event: those of a step do, even if it was cut by a stop."""
-        at = 0
+    def events(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return from where to where the last pieces share an event: those of a step do, even if it was cut by a stop."""
+        if len(self.steps) == 1 and self.steps[0][0] == 0 and 0 < num_pieces <= self.steps[0][1]:
+            return [(0, num_pieces)]  # as mostly
+        found, at = list[tuple[int, int]](), 0
         for start, end in self.steps:
-            yield from ((place, place + 1) for place in range(at, min(start, num_pieces)))
+            found += [(place, place + 1) for place in range(at, min(start, num_pieces))]
             at = min(end, num_pieces)
             if start < at:
-                yield start, at
-        yield from ((place, place + 1) for place in range(at, num_pieces))
+                found.append((start, at))
+        return found + [(place, place + 1) for place in range(at, num_pieces)]
 
     def close(self) -> None:
         """Release the bookings, and cancel the calls still in progress."""

@@ -67,7 +67,7 @@ class Output(msgspec.Struct, gc=False):
     """An engine's output since the last read."""
 
     tokens: list[int] = []
-    steps: list[tuple[int, int]] = []
+    steps: tuple[tuple[int, int], ...] = ()
     """The places (from, to) of tokens that came in one message, where that has several: a step that verifies drafts."""
     texts: list[str] = []
     """From engines that return text with their tokens."""
@@ -114,7 +114,7 @@ class Output(msgspec.Struct, gc=False):
         start = len(self.tokens)
         self.tokens += tokens
         if len(tokens) > 1:
-            self.steps.append((start, start + len(tokens)))
+            self.steps += ((start, start + len(tokens)),)
 
     def _add(self, item: EngineItem, num_before: int) -> None:
         self._extend(item.token_ids)

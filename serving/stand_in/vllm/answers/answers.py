@@ -235,8 +235,8 @@ class _Events:
         """Return the places (from, to) of each step's tokens; the one that ends the choice may have no text."""
         choice = self.choice
         if not choice.finish_reason:
-            return list(choice.events(len(pieces)))
-        return list(choice.events(max(len(pieces), choice.num_completion - choice.num_before))) or [(0, 0)]
+            return choice.events(len(pieces))
+        return choice.events(max(len(pieces), choice.num_completion - choice.num_before)) or [(0, 0)]
 
     def _step_event(
         self, choice: dict[str, Any], start: int, end: int, reason: str | None, *, shows_ids: bool = True, **more: Any
