@@ -39,6 +39,17 @@ class BlockChain:
         """Return the first block that `ids[index]` covers."""
         return index * self.blocks_per_id if index < len(self.ids) - 1 else self.num_named
 
+    def span(self, start: int, stop: int) -> tuple[int, int, bool]:
+        """Return which ids begin in blocks `start` to `stop`: from one index to before another, and whether one does at `start`."""
+        per_id, num_named, private = self.blocks_per_id, self.num_named, len(self.ids) - 1
+        if start < num_named:
+            first, inside = divmod(start, per_id)
+            is_begun = inside > 0
+        else:
+            first, is_begun = private, start > num_named
+        end = (stop - 1) // per_id if stop <= num_named else private
+        return first + is_begun, end + 1, not is_begun
+
     def key(self, block: int) -> Hashable:
         """Return a name for one block: its id, with an offset unless it is the first of that id."""
         if block < self.num_named:

@@ -46,12 +46,16 @@ class BlockGroup(NamedTuple):
     """full_attention, sliding_window, chunked_local_attention or mamba, as in vLLM's events."""
     window: int
     """Tokens of a sliding window; 0: it is none."""
+    chunk: int
+    """Tokens of the chunks inside which tokens see each other; 0: there are none."""
     block_size: int
     """Tokens in a block of its own."""
     unit: int
     """Tokens in a block of a chain: not more."""
-    is_routed: bool
-    """Whether routers go by its blocks: the first group that keeps all tokens, whose cached prefixes no hit exceeds."""
+    keeps_all: bool
+    """Whether no token is ever dropped."""
+    is_first: bool
+    """Whether it is the first of those that keep all tokens. Routers take no other: what they have is stored together."""
 
     def name(self, chain: BlockChain, num_tokens: int) -> Hashable:
         """Name what comes before this many tokens of a chain; inside a block of the chain, that block's name is it."""
@@ -76,6 +80,10 @@ class GroupStored(NamedTuple):
         """Name the blocks that are cached, first to last."""
         return [self.group.name(self.chain, end) for end in self.ends]
 
+    def shared_keys(self) -> list[Hashable]:
+        """Name those that other prompts can have, too, if they are whole."""
+        return _shared_keys(self.group, self.chain, self.size, self.ends)
+
 
 class GroupRemoved(NamedTuple):
     """A block of a group was evicted: that with the `size` tokens of a chain before `stop`."""
@@ -89,6 +97,17 @@ class GroupRemoved(NamedTuple):
     def keys(self) -> list[Hashable]:
         """Name the block."""
         return [self.group.name(self.chain, self.stop)]
+
+    def shared_keys(self) -> list[Hashable]:
+        """Name the block if other prompts can have it, too, and it is whole."""
+        return _shared_keys(self.group, self.chain, self.size, (self.stop,))
+
+
+def _shared_keys(group: BlockGroup, chain: BlockChain, size: int, ends: tuple[int, ...]) -> list[Hashable]:
+    if size < group.block_size:
+        return []
+    limit = chain.num_named * group.unit
+    return [group.name(chain, end) for end in ends if end <= limit]
 
 
 class AllBlocksCleared(NamedTuple):
@@ -126,13 +145,13 @@ class TierRemoved(NamedTuple):
 
 
 def for_routers(event: GroupStored | GroupRemoved) -> tuple[int, int]:
-    """Return which blocks of its chain an event is about, as routers see it: from the first to before the second.
+    """Return which blocks of its chain an event of a group that keeps all tokens is about: from one to before another.
 
-    They go by one group, and by whole blocks: the end of a prompt inside a block, which vLLM also names, is nothing to
-    them. Of the group that keeps all tokens, all blocks between an event's ends are cached.
+    Routers go by the first such group, and by whole blocks: the end of a prompt inside a block, which vLLM also names, is
+    nothing to them. All blocks between such an event's ends are cached.
     """
     group = event.group
-    if not group.is_routed or event.size < group.block_size:
+    if not group.is_first or event.size < group.block_size:
         return 0, 0
     return event.start // group.unit, event.stop // group.unit
 

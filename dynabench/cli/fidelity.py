@@ -249,7 +249,7 @@ def verify(
     from dynabench.fidelity import families
     from dynabench.fidelity.recordings import RecordingError
 
-    failed = 0
+    failed, unseen = 0, dict[str, None]()
     for path in recordings:
         try:
             verdict = families.verify(path, engine_version)
@@ -258,6 +258,7 @@ def verify(
             _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
             continue
         failed += verdict.difference is not None
+        unseen |= dict.fromkeys(verdict.not_compared)
         facts = {
             "file": str(path),
             "matched": verdict.difference is None,
@@ -265,10 +266,13 @@ def verify(
             "steps": verdict.num_steps,
             "events": verdict.num_events,
             "difference": verdict.difference,
+            "not_compared": verdict.not_compared,
         }
         _print_verdict(facts, json_output, verdict.engine)
     if len(recordings) > 1 and not json_output:
         print(f"{len(recordings) - failed} of {len(recordings)} match")
+    if unseen and not json_output:
+        print(printable(f"recorded, and not compared: {', '.join(sorted(unseen))}"))
     return 1 if failed else 0
 
 

@@ -10,6 +10,7 @@ from dynabench.fidelity.sglang import replay as sglang_replay
 from dynabench.fidelity.trtllm import recordings as trtllm_recordings
 from dynabench.fidelity.trtllm import replay as trtllm_replay
 from dynabench.fidelity.vllm import recordings, replay
+from dynabench.fidelity.vllm.step_times import step_times as vllm_step_times
 from mocker.timing.config import TimingConfig
 from mocker.vllm.versions import EngineVersion
 
@@ -41,7 +42,7 @@ FAMILIES = {
         "vLLM",
         lambda head: "vllm_version" in head or "vllm" in head,  # a compact recording, or a trace of calls
         lambda path, version: replay.verify(recordings.read(path, version)),
-        lambda path, timing, version: replay.step_times(recordings.read(path, version), timing),
+        lambda path, timing, version: vllm_step_times(recordings.read(path, version), timing),
     ),
     "sglang": Family(
         "SGLang",

@@ -54,6 +54,8 @@ class Verdict:
     num_steps: int
     num_events: int
     difference: Json | None
+    not_compared: tuple[str, ...] = ()
+    """Fields that the recording has and that were not compared, if its family says so."""
 
 
 @dataclass

@@ -10,6 +10,7 @@ from dynabench.virtual.rank import Rank
 from mocker import AllBlocksCleared, BlockStored
 from mocker.events import GroupRemoved, GroupStored, KvEvent, TierEvent, TierRemoved, TierStored, for_routers
 from serving.router import Prompt, Router, RoutingDecision
+from serving.router.events import LayerGroup
 from serving.router.index import PrefixIndex
 
 FEW_RANKS: Final = 16
@@ -120,7 +121,7 @@ class Routing:
                 return
             self._caught_up_s = now
         else:
-            ranks = [self._by_slot[slot] for slot in self._index.overlaps(prompt.blocks)]
+            ranks = [self._by_slot[slot] for slot in self._index.starts(prompt.blocks)]
         for rank in ranks:
             engine = rank.engine
             if rank.caught_up_s != now and (self._reads_more or engine.may_evict):
@@ -162,6 +163,9 @@ class Routing:
             start, stop = event.start, event.stop
             is_stored = isinstance(event, BlockStored)
             if isinstance(event, OF_GROUPS):
+                if not event.group.keeps_all:
+                    _apply_to_group(index, slot, event)
+                    continue
                 start, stop = for_routers(event)
                 is_stored = isinstance(event, GroupStored)
             stop = stop if stop < chain.num_named else chain.num_named
@@ -173,6 +177,16 @@ class Routing:
 
 
 OF_GROUPS = (GroupStored, GroupRemoved)
+
+
+def _apply_to_group(index: PrefixIndex, slot: int, event: GroupStored | GroupRemoved) -> None:
+    """Enter what layers that keep only a part stored or evicted, in whole blocks."""
+    group, groups = event.group, index.layer_groups
+    if isinstance(event, GroupStored):
+        described = LayerGroup(group.number, group.unit, group.block_size, group.window, group.chunk)
+        groups.store(slot, described, event.shared_keys())
+    else:
+        groups.remove(slot, group.number, event.shared_keys())
 
 
 def _apply_to_tiers(index: PrefixIndex, slot: int, event: TierEvent) -> None:

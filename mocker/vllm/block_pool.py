@@ -59,6 +59,13 @@ class BlockPool(Pool):
         """See `Pool`."""
         return self._num_blank
 
+    def queue(self) -> list[Hashable]:
+        """See `Pool`."""
+        found: list[Hashable] = [None] * self._num_blank
+        for run in self._queue:
+            found += [run.chain.key(block) for block in range(run.stop - 1, run.start - 1, -1)]
+        return found
+
     # What the scheduler asks
 
     def num_cached(self, chain: BlockChain, limit: int) -> int:
@@ -107,16 +114,18 @@ class BlockPool(Pool):
 
     def allocate(self, num_blocks: int) -> None:
         """Allocate blocks from the front of the free queue, and evict their content. The caller checks `num_free`."""
-        blank = min(num_blocks, self._num_blank)
+        blank = num_blocks if num_blocks < self._num_blank else self._num_blank
         self._num_blank -= blank
         if self._left:
             self._take_left(blank)
         remaining = num_blocks - blank
         while remaining:
             run = next(iter(self._queue))
-            count = min(remaining, run.stop - run.start)
-            if count == run.stop - run.start:
+            count = run.stop - run.start
+            if count <= remaining:
                 del self._queue[run]
+            else:
+                count = remaining
             self.num_evictable -= count
             remaining -= count
             self._forget(run, run.stop - count)
@@ -206,16 +215,13 @@ class BlockPool(Pool):
     def _enter(self, run: BlockRun, start: int, stop: int) -> None:
         """Make blocks of a primary run findable: by the ids that start in them, and by the start of the run."""
         chain = run.chain
-        first = chain.index_of(start)
-        if chain.first_block(first) != start:
-            if start == run.start:
-                self._index[chain.key(start)] = run
-            first += 1
-        last = chain.index_of(stop - 1)
-        if first == last:
+        first, end, begins = chain.span(start, stop)
+        if start == run.start and not begins:
+            self._index[chain.key(start)] = run
+        if first + 1 == end:
             self._index[chain.ids[first]] = run
-        elif first < last:
-            self._index.update(dict.fromkeys(chain.ids[first : last + 1], run))
+        elif first < end:
+            self._index.update(dict.fromkeys(chain.ids[first:end], run))
 
     def _enter_copy(self, run: BlockRun, start: int, stop: int) -> None:
         chain = run.chain
@@ -286,13 +292,11 @@ class BlockPool(Pool):
         if not run.primary:
             self._leave_copy(run, start, stop)
             return
-        first = chain.index_of(start)
-        if chain.first_block(first) != start:
-            if start == run.start:
-                del self._index[chain.key(start)]
-            first += 1
         index = self._index
-        for id in chain.ids[first : chain.index_of(stop - 1) + 1]:
+        first, end, begins = chain.span(start, stop)
+        if start == run.start and not begins:
+            del index[chain.key(start)]
+        for id in chain.ids[first:end]:
             del index[id]
         if self._copies:
             self._promote(chain, start, stop)
@@ -324,13 +328,12 @@ class BlockPool(Pool):
         """Make the oldest remaining copies of blocks `start` to `stop` primary, replacing the evicted ones."""
         block = start
         while block < stop:
-            copies = self._copies.get(chain.ids[chain.index_of(block)], ())
-            run = next((copy for copy in copies if copy.start <= block < _common_stop(copy, chain)), None)
+            run = self._oldest_copy(chain, block)
             if run is None:
                 return  # nothing is cached here, so nothing is cached after it
             if run.start < block:
                 self._split_in_place(run, block)
-            if (shared := min(stop, _common_stop(run, chain))) < run.stop:
+            if (shared := self._oldest_until(run, chain, block, stop)) < run.stop:
                 run = self._split_in_place(run, shared)
             copy_start, copy_stop = run.start, run.stop
             for index in range(chain.index_of(copy_start), chain.index_of(copy_stop - 1) + 1):
@@ -341,6 +344,23 @@ class BlockPool(Pool):
             run.primary = run.sealed = True
             self._enter(run, copy_start, copy_stop)
             block = copy_stop
+
+    def _oldest_copy(self, chain: BlockChain, block: int) -> BlockRun | None:
+        """Return the oldest copy of a block that is not primary."""
+        for copy in self._copies.get(chain.ids[chain.index_of(block)], ()):
+            if copy.start <= block < _common_stop(copy, chain):
+                return copy
+        return None
+
+    def _oldest_until(self, run: BlockRun, chain: BlockChain, block: int, stop: int) -> int:
+        """Return the block before `stop` up to which a run has the oldest copies: of later blocks another may have them."""
+        stop = min(stop, _common_stop(run, chain))
+        while block < stop:
+            index = chain.index_of(block)
+            block = chain.first_block(index + 1) if index + 1 < len(chain.ids) else stop
+            if block < stop and self._oldest_copy(chain, block) is not run:
+                return block
+        return stop
 
     def _split_in_place(self, run: BlockRun, block: int) -> BlockRun:
         """Split a run; if it is free, both parts keep its place in the queue, and the tail is evicted first."""

@@ -1,6 +1,7 @@
 """What anyone may ask of an engine's pool of blocks, whichever way it keeps account of them."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 
 from mocker.events import BlockEvent
 
@@ -27,6 +28,10 @@ class Pool(ABC):
     @abstractmethod
     def num_blank(self) -> int:
         """Those of them that have nothing cached; they are allocated first."""
+
+    @abstractmethod
+    def queue(self) -> list[Hashable]:
+        """Return the free blocks in the order in which they are taken: by number, or else by content (None: blank)."""
 
     @abstractmethod
     def reset(self) -> bool:

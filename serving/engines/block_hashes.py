@@ -1,30 +1,25 @@
-"""KV events of vLLM and SGLang: receives them over ZeroMQ and gives their blocks our hashes.
+"""The blocks of KV events of vLLM and SGLang under our hashes.
 
-Both engines send [time, events, rank] in msgpack, numbered. What an engine sends before it is connected is lost, so a
-first number is as good as any other: wait for the connection before the first request. An event is a map with its kind under `type` (older
-vLLM: an array that begins with the kind). The engine names a block by its own hash; we hash its tokens again, chained to
-its parent, so that every engine's blocks have the names that the router looks for.
+An event is a map with its kind under `type` (older vLLM: an array that begins with the kind). The engine names a block
+by its own hash; we hash its tokens again, chained to its parent, so that every engine's blocks have the names that the
+router looks for.
 
 A block may be on the GPU, in host memory and on disks at the same time, under one name. LMCache names chunks of several
-blocks by its own hashes.
+blocks by its own hashes. vLLM says of which layers blocks on the GPU are: we take those of the first group of layers that
+keeps all tokens, and those of groups that keep only a part as theirs.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
-import msgspec
 import numpy as np
-import zmq
-import zmq.asyncio
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup, Medium
 from serving.router.hashing import block_hashes, sequence_hashes
 
 log = logging.getLogger(__name__)
 
-MAX_QUEUED = 100_000
 STORED_FIELDS = ("block_hashes", "parent_block_hash", "token_ids", "block_size")
 MEDIA: dict[str | None, Medium] = {
     None: "GPU",  # older engines keep blocks nowhere else
@@ -38,6 +33,10 @@ MEDIA: dict[str | None, Medium] = {
 }
 """Where blocks are: the engines' words for it, and ours."""
 
+KEEP_ALL = (None, "full_attention", "mla_attention", "sink_full_attention")
+KEEP_A_PART = ("sliding_window", "sliding_window_mla", "mamba")
+"""vLLM's kinds of layers: those that keep all tokens, and those whose part is known by an event alone."""
+
 
 class _Run(NamedTuple):
     """What an engine names as one: a block, or a chunk of several."""
@@ -50,16 +49,26 @@ class _Run(NamedTuple):
 class HashTranslator:
     """Names an engine's blocks by our sequence hashes."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, roots: Mapping[str, int] | None = None) -> None:
+        """Know nothing yet; `roots` are the hashes below which the first blocks of LoRA adapters are named, by adapter."""
         self._block_size = block_size
+        self._roots = roots or {}
         self._ours: dict[Any, _Run] = {}
         self._copies: dict[Medium, dict[Any, int]] = {medium: {} for medium in get_args(Medium)}
+        self._whole: int | None = None  # the number of the first group that keeps all tokens
+        self._parts: dict[int, dict[Any, tuple[int, int]]] = {}  # of groups that keep a part: our name, and copies
         self._has_warned = False
 
     def stored(
-        self, theirs: Sequence[Any], parent: Any, tokens: Sequence[int], *, medium: Medium = "GPU"
+        self,
+        theirs: Sequence[Any],
+        parent: Any,
+        tokens: Sequence[int],
+        *,
+        medium: Medium = "GPU",
+        root: int | None = None,
     ) -> BlocksStored | None:
-        """Translate a chain of blocks, or of chunks of blocks, that begins below `parent` (none: at the root)."""
+        """Translate a chain of blocks, or of chunks of blocks, that begins below `parent` (none: at the root, or at an adapter's)."""
         if not tokens:
             return None  # a placeholder: vLLM also names chunks whose tokens it no longer knows
         if parent is not None and parent not in self._ours:
@@ -71,13 +80,63 @@ class HashTranslator:
                 f"ignored {len(theirs)} blocks of {self._block_size} tokens: there are {len(tokens)} tokens for them"
             )
             return None
-        above = None if parent is None else self._ours[parent].hashes[-1]
-        new = sequence_hashes(block_hashes(np.array(tokens, np.uint32), self._block_size), above)
+        above, new = self._below(parent, tokens, root)
         for place, name in enumerate(theirs):
             start = place * size
             self._ours[name] = _Run(new[start : start + size], new[start - 1] if start else above)
             self._add(name, medium)
         return BlocksStored(new, above, medium)
+
+    def _below(self, parent: Any, tokens: Sequence[int], root: int | None) -> tuple[int | None, list[int]]:
+        """Return our names of a known parent, and of the blocks below it; without one, below a root."""
+        above = None if parent is None else self._ours[parent].hashes[-1]
+        found = block_hashes(np.array(tokens, np.uint32), self._block_size)
+        return above, sequence_hashes(found, root if above is None else above)
+
+    def _stored_part(self, number: int, fields: dict[str, Any], root: int | None) -> BlocksStored | None:
+        """Translate blocks of layers that keep only a part: those that other layers have, or all below a parent."""
+        theirs, parent = fields["block_hashes"], fields["parent_block_hash"]
+        tokens, size = fields["token_ids"], fields["block_size"]
+        each, rest = divmod(size, self._block_size)
+        if rest or not each:
+            self._warn(f"ignored blocks of {size} tokens in a group of layers: other blocks have {self._block_size}")
+            return None
+        if len(tokens) == size * len(theirs) and (parent is None or parent in self._ours):
+            ours = dict(zip(theirs, self._below(parent, tokens, root)[1][each - 1 :: each], strict=True))
+        else:
+            ours = {name: self._ours[name].hashes[-1] for name in theirs if name in self._ours}
+        held = self._parts.setdefault(number, {})
+        for name, block in ours.items():
+            held[name] = block, held.get(name, (0, 0))[1] + 1
+        group = LayerGroup(number, self._block_size, size, fields.get("kv_cache_spec_sliding_window") or 0, 0)
+        return BlocksStored(list(ours.values()), None, group=group)
+
+    def _removed_part(self, number: int, theirs: Sequence[Any]) -> BlocksRemoved:
+        held, gone = self._parts.get(number, {}), []
+        for name in theirs:
+            block, copies = held.pop(name, (0, 0))
+            if copies:
+                gone.append(block)
+            if copies > 1:
+                held[name] = block, copies - 1
+        return BlocksRemoved(gone, group=number)
+
+    def _of_group(self, kind: str, number: int, fields: dict[str, Any], root: int | None) -> BlocksEvent | None:
+        """Translate an event about a group of layers that routers do not take for the model."""
+        if kind == "BlockRemoved":
+            return self._removed_part(number, fields["block_hashes"])
+        layers = fields.get("kv_cache_spec_kind")
+        if layers in KEEP_A_PART:
+            return self._stored_part(number, fields, root)
+        if layers not in KEEP_ALL:
+            self._warn(f"ignored blocks of {layers!r} layers: routers may expect more of a prompt to be cached than is")
+        return None
+
+    def _is_whole(self, kind: str, number: int, layers: str | None) -> bool:
+        """Return whether an event about the GPU is about the first group that keeps all tokens."""
+        if self._whole is None and kind == "BlockStored" and layers in KEEP_ALL:
+            self._whole = number
+        return number == self._whole
 
     def removed(self, theirs: Sequence[Any], *, medium: Medium = "GPU") -> BlocksRemoved | None:
         """Translate blocks that were removed from a medium.
@@ -110,17 +169,26 @@ class HashTranslator:
     def cleared(self) -> BlocksCleared:
         """Forget everything."""
         self._ours.clear()
+        self._parts.clear()
         for held in self._copies.values():
             held.clear()
         return BlocksCleared()
 
-    def translate(self, event: Any) -> BlocksEvent | None:
-        """Translate an event as received; return None if it is of no use to a router.
+    def translate(self, events: Sequence[Any]) -> list[BlocksEvent]:
+        """Translate the events of a message; what other layers store goes first, because it has the names of all blocks.
 
         Raises:
-            ValueError: it is not a KV event.
+            ValueError: one is not a KV event.
         """
-        kind, fields = _fields(event)
+        read = [_fields(event) for event in events]
+        parts = set(self._parts) | {
+            each.get("group_idx") for _, each in read if each.get("kv_cache_spec_kind") in KEEP_A_PART
+        }
+        if parts and not any(kind == "AllBlocksCleared" for kind, _ in read):
+            read.sort(key=lambda event: event[1].get("group_idx") in parts)
+        return [found for event in read if (found := self._translate(*event)) is not None]
+
+    def _translate(self, kind: str, fields: dict[str, Any]) -> BlocksEvent | None:
         if kind == "AllBlocksCleared":
             return self.cleared()
         medium = MEDIA.get(fields.get("medium"))
@@ -129,10 +197,20 @@ class HashTranslator:
             return None
         if medium == "STORAGE" and fields.get("locality") == "REMOTE":
             medium = "SHARED"
-        if fields.get("lora_name") or fields.get("lora_id"):
-            return None
+        adapter = fields.get("lora_name") or fields.get("lora_id")
+        if adapter and adapter not in self._roots:
+            return None  # nobody can ask for it here
+        root = self._roots[adapter] if adapter else None
+        number = fields.get("group_idx")
+        if (
+            medium == "GPU"
+            and number is not None
+            and not self._is_whole(kind, number, fields.get("kv_cache_spec_kind"))
+        ):
+            return self._of_group(kind, number, fields, root)
         if kind == "BlockStored":
-            return self.stored(fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"], medium=medium)
+            hashes, parent, tokens = fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"]
+            return self.stored(hashes, parent, tokens, medium=medium, root=root)
         if kind == "BlockRemoved":
             return self.removed(fields["block_hashes"], medium=medium)
         raise ValueError(f"unknown KV event {kind!r}")
@@ -154,106 +232,3 @@ def _fields(event: Any) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"not a KV event: {str(event)[:100]}")
     names = ("block_hashes", "medium") if event[0] == "BlockRemoved" else (*STORED_FIELDS, "lora_id", "medium")
     return str(event[0]), dict(zip(names, event[1:], strict=False))
-
-
-class EventReader:
-    """Receives one rank's events, at a local address that the engine connects to."""
-
-    def __init__(self, context: zmq.asyncio.Context, port: int) -> None:
-        """Listen on a port of the loopback interface (0: any free port)."""
-        self._socket = context.socket(zmq.SUB)
-        self._socket.setsockopt(zmq.RCVHWM, MAX_QUEUED)
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.subscribe(b"")
-        self._connections = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        try:
-            self._socket.bind(f"tcp://127.0.0.1:{port or '*'}")
-        except zmq.ZMQError:
-            self.close()
-            raise
-        address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self.port = int(address.rpartition(":")[2])
-
-    async def connected(self) -> None:
-        """Wait until the engine is connected; call it once."""
-        await self._connections.recv_multipart()
-
-    async def run(self, block_size: int, publish: Callable[[Sequence[BlocksEvent]], None]) -> None:
-        """Translate and publish forever."""
-        translator = HashTranslator(block_size)
-        expected: int | None = None
-        while True:
-            parts = await self._socket.recv_multipart()
-            try:
-                _, number, payload = parts
-                _, events, *_ = msgspec.msgpack.decode(payload)
-                came = int.from_bytes(number, "big")
-                if expected is not None and came != expected:
-                    log.warning("lost the engine's KV events %d to %d: forgetting its blocks", expected, came - 1)
-                    publish([translator.cleared()])
-                expected = came + 1
-                translated = [found for event in events if (found := translator.translate(event)) is not None]
-            except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-                # Every user of the host can send to this port: garbage must not end the engine.
-                log.warning("ignored KV events that cannot be read: %s", error)
-                publish([translator.cleared()])
-                continue
-            if translated:
-                publish(translated)
-
-    def close(self) -> None:
-        """Give the port back."""
-        self._socket.disable_monitor()
-        self._connections.close()
-        self._socket.close()
-
-
-class EventReaders:
-    """Receives the events of every rank: rank r's at the base port + r, where the engines send them."""
-
-    def __init__(self, num_ranks: int) -> None:
-        self._context = zmq.asyncio.Context()
-        self._readers = _bind(self._context, num_ranks)
-        self._tasks: list[asyncio.Task[None]] = []
-        self.endpoint = f"tcp://127.0.0.1:{self._readers[0].port}"
-        """The address to pass to the engine; as its host is not a wildcard, the engine connects to it instead of listening there."""
-
-    async def connected(self) -> None:
-        """Wait until every rank is connected."""
-        await asyncio.gather(*(reader.connected() for reader in self._readers))
-
-    def start(self, block_size: int, publish: Sequence[Callable[[Sequence[BlocksEvent]], None]]) -> None:
-        """Start publishing."""
-        for reader, into in zip(self._readers, publish, strict=True):
-            self._tasks.append(asyncio.create_task(reader.run(block_size, into)))
-
-    async def failed(self) -> None:
-        """Wait until a reader fails, and raise its error."""
-        if not self._tasks:
-            await asyncio.Event().wait()
-        done, _ = await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-        await done.pop()
-
-    async def close(self) -> None:
-        """Stop."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for reader in self._readers:
-            reader.close()
-        self._context.term()
-
-
-def _bind(context: zmq.asyncio.Context, count: int) -> list[EventReader]:
-    """Find `count` consecutive free ports."""
-    for _ in range(100):
-        readers = [EventReader(context, 0)]
-        try:
-            for rank in range(1, count):
-                readers.append(EventReader(context, readers[0].port + rank))
-        except (zmq.ZMQError, OverflowError):
-            for reader in readers:
-                reader.close()
-        else:
-            return readers
-    raise OSError(f"no {count} consecutive ports are free for KV events")

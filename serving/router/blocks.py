@@ -23,6 +23,11 @@ class PromptBlocks(NamedTuple):
         return cls(ids, len(ids))
 
 
+def block_of(id: Hashable, offset: int) -> Hashable:
+    """Name a block of an id: the first is named by the id itself."""
+    return (id, offset) if offset else id
+
+
 def depths(masks: Mapping[Hashable, int], ids: Ids, num_ids: int) -> Iterator[tuple[int, int]]:
     """Yield how much is held, by whom: (number of leading ids, mask of those who hold exactly that many).
 

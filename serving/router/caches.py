@@ -45,12 +45,18 @@ class Caches:
 
     def on_gpu(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
         """Return how many leading blocks of a prompt each rank has on its GPU, if any."""
-        found = self.index.overlaps(blocks, now)
+        found = self._starts(blocks, now)
         if self._silent:
             found |= self._predicted.overlaps(blocks, now)
         if self._early is not None:
             found = more(found, self._early.overlaps(blocks, now))
         return found
+
+    def _starts(self, blocks: PromptBlocks, now: float) -> dict[int, int]:
+        index = self.index
+        if isinstance(index, PrefixIndex) and index.layer_groups.slots:
+            return index.starts(blocks)
+        return index.overlaps(blocks, now)
 
     def beyond_gpu(self, blocks: PromptBlocks, on_gpu: dict[int, int], slots: list[int]) -> dict[int, BeyondGpu] | None:
         """Return the blocks that ranks can fetch after those on their GPUs, None if none can fetch any."""

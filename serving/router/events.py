@@ -10,15 +10,40 @@ to it reports stored and removed blocks for all ranks.
 """
 
 
+class LayerGroup(NamedTuple):
+    """Layers of a model that keep only a part of a prompt's KV, in blocks of their own on the GPU."""
+
+    number: int
+    """Of the group among those of the model."""
+    unit: int
+    """Tokens in a block as routers know it."""
+    block_size: int
+    """Tokens in a block of the group: at least as many, and not always a multiple."""
+    window: int
+    """Tokens that a token sees, itself included; 0: it sees no window."""
+    chunk: int
+    """Tokens of the chunks inside which tokens see each other; 0: there are none. Without either, a block is a state."""
+
+    def first_needed(self, num_tokens: int) -> int:
+        """Return how many leading tokens the layers do not need to go on from a start of this many: whole blocks."""
+        if self.chunk:
+            unseen = num_tokens // self.chunk * self.chunk
+        else:
+            unseen = num_tokens - (self.window - 1 if self.window else self.block_size)
+        return max(unseen, 0) // self.block_size * self.block_size
+
+
 class BlocksStored(NamedTuple):
     """Blocks now cached, in order, after a parent (none: from the start); for a chunk, all its blocks.
 
-    Blocks beyond the GPU need no parent.
+    Blocks beyond the GPU, and those of a group of layers, need no parent.
     """
 
     hashes: list[int]
     parent: int | None
     medium: Medium = "GPU"
+    group: LayerGroup | None = None
+    """Whose they are; none: those of layers that keep everything. Each is named by that of the router's blocks in which it ends."""
 
 
 class BlocksRemoved(NamedTuple):
@@ -26,6 +51,8 @@ class BlocksRemoved(NamedTuple):
 
     hashes: list[int]
     medium: Medium = "GPU"
+    group: int | None = None
+    """The number of the group of layers whose they were; see `BlocksStored`."""
 
 
 class BlocksCleared(NamedTuple):

@@ -106,18 +106,22 @@ class KvFollower:
         return True
 
     def _apply(self, slot: int, events: Sequence[BlocksEvent]) -> None:
-        index, tiers = self._index, self._index.tiers
+        index, tiers, groups = self._index, self._index.tiers, self._index.layer_groups
         for event in events:
             match event:
                 case BlocksStored():
-                    hashes, parent, medium = event
-                    if medium == "GPU":
+                    hashes, parent, medium, group = event
+                    if group is not None:
+                        groups.store(slot, group, hashes)
+                    elif medium == "GPU":
                         index.store(slot, hashes, parent)
                     else:
                         tiers.store(slot, medium, hashes, 0, len(hashes), 1)
                 case BlocksRemoved():
-                    hashes, medium = event
-                    if medium == "GPU":
+                    hashes, medium, number = event
+                    if number is not None:
+                        groups.remove(slot, number, hashes)
+                    elif medium == "GPU":
                         index.evict(slot, hashes)
                     else:
                         tiers.remove(slot, medium, hashes, 0, len(hashes), 1)

@@ -17,7 +17,8 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Protocol
 
-from serving.router.blocks import Ids, PromptBlocks, depths, slots_of
+from serving.router.blocks import Ids, PromptBlocks, block_of, depths, slots_of
+from serving.router.layer_groups import KnownLayerGroups
 from serving.router.runs import Run
 from serving.router.tiers import KnownTiers
 
@@ -52,6 +53,8 @@ class PrefixIndex:
         """Ranks that stored a block whose parent is unknown: their events have a gap."""
         self.tiers = KnownTiers()
         """The blocks of ranks beyond the GPU; everything else here is about the GPU."""
+        self.layer_groups = KnownLayerGroups()
+        """What they hold for layers that keep only a part of a prompt; everything else is what others keep."""
         self._runs: dict[Hashable, Run] = {}
         self._roots: dict[int, set[Run]] = {}  # slot -> the first runs of prompts of which it has any
         self._copies: dict[int, dict[Hashable, int]] = {}  # slot -> block -> copies beyond the first
@@ -81,6 +84,16 @@ class PrefixIndex:
         if not found:
             return above.copy()
         found.update(above)
+        return found
+
+    def starts(self, blocks: PromptBlocks) -> dict[int, int]:
+        """Return, for each rank that has any, with how many leading blocks of a prompt all its layers can start."""
+        found, groups = self.overlaps(blocks), self.layer_groups
+        for slot in groups.slots:
+            # A rank that never stored a block of layers that keep everything has none.
+            most = found.pop(slot, 0) if slot in self._roots else blocks.num_blocks
+            if most and (longest := groups.longest(slot, blocks, most)):
+                found[slot] = longest
         return found
 
     def routed(self, slot: int, blocks: PromptBlocks, now: float) -> None:
@@ -181,7 +194,7 @@ class PrefixIndex:
         copies = self._copies.setdefault(slot, {})
         first = place - start // blocks_per_id
         for number in range(start, stop):
-            block = _block(ids[first + number // blocks_per_id], number % blocks_per_id)
+            block = block_of(ids[first + number // blocks_per_id], number % blocks_per_id)
             copies[block] = copies.get(block, 0) + 1
 
     def remove(self, slot: int, ids: Ids) -> None:
@@ -225,7 +238,7 @@ class PrefixIndex:
         """Remove one copy of each block, last first: a block that was stored twice stays."""
         for number in range(stop - 1, start - 1, -1):
             id = ids[number // blocks_per_id]
-            if self.holds(id, slot) and not self._remove_copy(slot, _block(id, number % blocks_per_id)):
+            if self.holds(id, slot) and not self._remove_copy(slot, block_of(id, number % blocks_per_id)):
                 self._shorten(self._runs[id], slot, number)
 
     def _remove_copy(self, slot: int, block: Hashable) -> bool:
@@ -282,6 +295,7 @@ class PrefixIndex:
     def drop(self, slot: int) -> None:
         """Forget a rank."""
         self.clear(slot)
+        self.layer_groups.drop(slot)
         self.tiers.drop(slot)
 
     def clear(self, slot: int) -> None:
@@ -291,17 +305,13 @@ class PrefixIndex:
             del run.depths[slot]
             self._trim(run)
         self._copies.pop(slot, None)
+        self.layer_groups.clear(slot)
         self.resync.discard(slot)
 
     def holds(self, id: Hashable, slot: int) -> bool:
         """Return whether a rank has the first block of an id."""
         run = self._runs.get(id)
         return run is not None and slot in run.depths and run.depths[slot] > run.blocks_before(id, slot)
-
-
-def _block(id: Hashable, offset: int) -> Hashable:
-    """Name a block of an id."""
-    return (id, offset) if offset else id
 
 
 class PredictedIndex:

@@ -160,8 +160,14 @@ def read_arguments(path: Path) -> dict[str, Any]:
     return values
 
 
+LISTS = frozenset({"lora_modules"})
+"""Arguments of engines with any number of values."""
+
+
 def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
     """Turn the flags after `--` into arguments of the engine: `--max-num-seqs 8 --enforce-eager` into max_num_seqs=8, enforce_eager=True.
+
+    Of `LISTS`, all words after the flag are values: `--lora-modules a=x b=y`.
 
     Raises:
         ValueError: some of the words are not flags.
@@ -169,15 +175,20 @@ def flags_to_arguments(flags: Sequence[str]) -> dict[str, Any]:
     import yaml
 
     arguments: dict[str, Any] = {}
-    waiting: str | None = None
+    waiting: str | None = None  # the flag whose value may follow
     for word in flags:
         if word.startswith("--") and len(word) > 2:
             name, equals, value = word[2:].partition("=")
             name = name.replace("-", "_")
-            arguments[name] = yaml.safe_load(value) if equals else True
-            waiting = None if equals else name
+            given = yaml.safe_load(value) if equals else True
+            if name in LISTS and not isinstance(given, list):  # a list may also be written as JSON
+                given = [given] if equals else []
+            arguments[name] = given
+            waiting = name if not equals or name in LISTS else None
         elif waiting is None:
             raise ValueError(f"{word!r} after --: expected engine arguments as --name value")
+        elif waiting in LISTS:
+            arguments[waiting].append(yaml.safe_load(word))
         else:
             arguments[waiting] = yaml.safe_load(word)
             waiting = None

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup, Medium
 from serving.runtime.address import EndpointAddress
 from serving.runtime.server import AnswerStream
 
@@ -24,6 +24,9 @@ EVENT_HASHES = 4096
 MESSAGE_HASHES = 16_384
 """Maximum hashes in one message, not counting its last event: about 150 KB; a NATS server accepts 1 MiB by default."""
 
+MAX_GROUPS = 256
+"""Maximum groups of a model's layers."""
+
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 
 TOPIC = "kv_events"
@@ -37,7 +40,8 @@ class KvEvents(msgspec.Struct, array_like=True):
     """One message: events of one rank of a worker.
 
     An event is [parent, hashes] (stored), [hashes] (removed) or [] (cleared everywhere). A medium at the end says where it
-    happened; without one, stored and removed blocks are the GPU's.
+    happened; without one, stored and removed blocks are the GPU's. A group of layers that keep only a part is at the end,
+    too: all its numbers where blocks are stored, the first of them where they are removed.
     """
 
     instance_id: int
@@ -52,10 +56,13 @@ def encode_kv_event(event: BlocksEvent) -> Iterator[Event]:
     match event:
         case BlocksCleared(medium):
             yield [] if medium is None else [medium]
-        case BlocksRemoved(hashes, medium):
-            where = [] if medium == "GPU" else [medium]
+        case BlocksRemoved(hashes, medium, number):
+            where = [number] if number is not None else [] if medium == "GPU" else [medium]
             for start in range(0, len(hashes), EVENT_HASHES):
                 yield [hashes[start : start + EVENT_HASHES], *where]
+        case BlocksStored(hashes, _, _, LayerGroup() as group):
+            for start in range(0, max(len(hashes), 1), EVENT_HASHES):
+                yield [None, hashes[start : start + EVENT_HASHES], list(group)]
         case BlocksStored(hashes, parent, medium):
             where = [] if medium == "GPU" else [medium]
             for start in range(0, len(hashes), EVENT_HASHES):
@@ -92,11 +99,23 @@ def decode_kv_event(event: Event) -> BlocksEvent:
             return BlocksCleared()
         case [int() | None as parent, list(hashes), medium] if medium in MEDIA:
             return BlocksStored(hashes, parent, medium)
+        case [None, list(hashes), list(group)]:
+            return BlocksStored(hashes, None, group=_layer_group(group))
+        case [list(hashes), int() as number]:
+            return BlocksRemoved(hashes, group=number)
         case [list(hashes), medium] if medium in MEDIA:
             return BlocksRemoved(hashes, medium)
         case [medium] if medium in MEDIA:
             return BlocksCleared(medium)
     raise ValueError(f"not a KV event: {str(event)[:100]}")
+
+
+def _layer_group(numbers: list[int]) -> LayerGroup:
+    if len(numbers) == len(LayerGroup._fields) and min(numbers) >= 0:
+        group = LayerGroup(*numbers)
+        if group.number < MAX_GROUPS and 0 < group.unit <= group.block_size:
+            return group
+    raise ValueError(f"not a group of layers: {str(numbers)[:100]}")
 
 
 class BlockLedger:
@@ -106,6 +125,7 @@ class BlockLedger:
         self._parents: dict[int, int | None] = {}
         self._copies: dict[int, int] = {}  # beyond the first
         self._tiers: dict[Medium, dict[int, None]] = {medium: {} for medium in MEDIA if medium != "GPU"}
+        self._groups: dict[int, tuple[LayerGroup, Counter[int]]] = {}  # by number: blocks and their copies
 
     def __len__(self) -> int:
         return len(self._parents)
@@ -113,6 +133,10 @@ class BlockLedger:
     def apply(self, event: BlocksEvent) -> None:
         """Apply an event."""
         match event:
+            case BlocksStored(hashes, _, _, LayerGroup() as group):
+                self._groups.setdefault(group.number, (group, Counter()))[1].update(hashes)
+            case BlocksRemoved(hashes, _, int() as number):
+                self._remove_of_group(number, hashes)
             case BlocksStored(hashes, parent, "GPU"):
                 self._store(hashes, parent)
             case BlocksStored(hashes, _, medium):
@@ -129,6 +153,7 @@ class BlockLedger:
         if medium in (None, "GPU"):
             self._parents.clear()
             self._copies.clear()
+            self._groups.clear()
         for name, blocks in self._tiers.items():
             if name != "SHARED" and medium in (None, name):
                 blocks.clear()
@@ -150,6 +175,14 @@ class BlockLedger:
                 del self._copies[block]
             else:
                 self._parents.pop(block, None)
+
+    def _remove_of_group(self, number: int, hashes: list[int]) -> None:
+        _, held = self._groups.get(number, (None, Counter[int]()))
+        for block in hashes:
+            if held[block] > 1:
+                held[block] -= 1
+            else:
+                del held[block]
 
     def dump(self) -> list[BlocksStored]:
         """Return the blocks held, parents before children, without GPU blocks whose prefix is gone: they are useless."""
@@ -174,7 +207,10 @@ class BlockLedger:
         for block, extra in self._copies.items():
             if block in told:
                 chains += [BlocksStored([block], self._parents[block])] * extra
-        return chains + [BlocksStored(list(blocks), None, medium) for medium, blocks in self._tiers.items() if blocks]
+        chains += [BlocksStored(list(blocks), None, medium) for medium, blocks in self._tiers.items() if blocks]
+        return chains + [
+            BlocksStored(list(held.elements()), None, group=group) for group, held in self._groups.values()
+        ]
 
 
 class KvEventPublisher:

@@ -1,4 +1,4 @@
-"""What `dynabench record` writes, synchronously and asynchronously: 24 requests in a tight cache, some of which stop."""
+"""What `dynabench record` writes: 20 to 24 requests in a tight cache, some of which stop, in the ways that vLLM can run."""
 
 import gzip
 import json
@@ -9,8 +9,10 @@ import pytest
 
 from dynabench.fidelity import families
 from dynabench.fidelity.recordings import RecordingError, is_recording
-from dynabench.fidelity.vllm.recordings import Updated, read
-from dynabench.fidelity.vllm.replay import step_times, verify
+from dynabench.fidelity.vllm.entries import Updated
+from dynabench.fidelity.vllm.recordings import read
+from dynabench.fidelity.vllm.replay import verify
+from dynabench.fidelity.vllm.step_times import step_times
 from mocker.timing.config import TimingConfig
 
 HERE = Path(__file__).parent / "recorded"
@@ -37,6 +39,69 @@ def test_a_recording_with_stops_and_preemptions_matches(path):
     assert (reasons.count("stop"), reasons.count("length")) == (8, 16)
     assert any(row.get("preempted") for row in rows)
     assert verify(read(path)).difference is None
+
+
+@pytest.mark.parametrize("name", ["drafts", "adapters", "windows", "stages"])
+def test_recordings_with_speculation_adapters_groups_and_stages_match(name):
+    assert verify(read(HERE / f"{name}.jsonl.gz")).difference is None
+
+
+def first(rows, key):
+    """Return what the first row says that says something."""
+    return next(row[key] for row in rows[1:] if row.get(key))
+
+
+def one_more(key):
+    def edit(rows):
+        found = first(rows, key)
+        found[next(iter(found))] += 1
+
+    return edit
+
+
+def accept_none(rows):
+    """Say that no draft was accepted, where some were."""
+    accepted = next(row["accepted"] for row in rows[1:] if any(row["accepted"].values()))
+    accepted[next(id for id, count in accepted.items() if count)] = 0
+
+
+def take_another_block(rows):
+    table = next(iter(first(rows, "tables").values()))[0]
+    table[-1] += 1
+
+
+def move_to_another_group(rows):
+    first(rows, "events")[0]["group"] += 1
+
+
+def swap_waiting(rows):
+    next(row["waiting"] for row in rows[1:] if len(row.get("waiting", ())) > 1).reverse()
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "what"),
+    [
+        ("drafts", one_more("drafts"), "drafts"),
+        ("drafts", one_more("proposed"), "drafts"),
+        ("drafts", accept_none, "sampled"),
+        ("drafts", one_more("wasted"), "wasted"),
+        ("adapters", swap_waiting, "waiting"),
+        ("windows", take_another_block, "tables"),
+        ("windows", one_more("junction"), "junction"),
+        ("windows", move_to_another_group, "events"),
+        ("stages", one_more("scheduled"), "scheduled"),
+    ],
+)
+def test_what_differs_from_a_recording_is_named(tmp_path, name, edit, what):
+    assert verify(read(edited(HERE / f"{name}.jsonl.gz", tmp_path, edit))).difference["what"] == what
+
+
+def test_the_groups_of_a_recording_must_be_those_of_its_layers(tmp_path):
+    def widen(rows):
+        rows[0]["scenario"]["resolved"]["layers"][2]["window"] *= 2
+
+    with pytest.raises(RecordingError, match="the layers form the groups"):
+        read(edited(HERE / "windows.jsonl.gz", tmp_path, widen))
 
 
 def test_a_step_that_is_already_queued_when_an_answer_stops_is_wasted(tmp_path):

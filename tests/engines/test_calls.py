@@ -104,6 +104,9 @@ def test_settings_of_tiers_pass_through():
         (['--deep={"a-b": [1, 2]}'], {"deep": {"a-b": [1, 2]}}),
         (["--offset", "-3"], {"offset": -3}),
         (["--key=a=b"], {"key": "a=b"}),
+        (["--lora-modules", "a=x", "b=y", "--c"], {"lora_modules": ["a=x", "b=y"], "c": True}),
+        (['--lora-modules=["a=x"]', "b=y"], {"lora_modules": ["a=x", "b=y"]}),
+        (["--lora-modules=a=x", "b=y"], {"lora_modules": ["a=x", "b=y"]}),
     ],
 )
 def test_flags_become_arguments(flags, expected):

@@ -1,4 +1,4 @@
-"""vLLM is recorded synchronously and asynchronously, and the mocker takes the same steps."""
+"""vLLM is recorded in the ways that its CPU build can run, and the mocker takes the same steps."""
 
 import json
 import random
@@ -38,6 +38,75 @@ def scenario(rng, **engine):
     return {"name": "stops", "engine": ENGINE | engine, "requests": requests}
 
 
+WINDOWS = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 2048,
+    "max_position_embeddings": 2048,
+    "sliding_window": 64,
+    "sliding_window_pattern": 6,
+    "query_pre_attn_scalar": 32,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+"""Five layers with windows, one without."""
+NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 4, "max_lora_rank": 8}
+
+
+def drafting():
+    """What speculates, with the drafter of vLLM that needs no model."""
+    return scenario(random.Random(3), speculative_config=NGRAM, num_gpu_blocks=13)
+
+
+def with_adapters():
+    """Three adapters and one slot for them, beside speculation."""
+    asked = scenario(random.Random(3), **LORA, speculative_config=NGRAM)
+    for number, request in enumerate(asked["requests"]):
+        if number % 4:
+            request["adapter"] = f"adapter {number % 3}"
+    return asked
+
+
+def with_windows():
+    """A model with groups of layers; some prompts repeat an earlier one and go on."""
+    asked = scenario(random.Random(3), num_gpu_blocks=60)
+    requests = asked["requests"]
+    for earlier, later in zip(requests[2:6], requests[12:16], strict=True):
+        later["prompt"] = earlier["prompt"] + later["prompt"][:20]
+    return asked | {"model": WINDOWS}
+
+
+def in_stages():
+    return scenario(random.Random(3), pipeline_parallel_size=2)
+
+
+def recorded_from(tmp_path, asked):
+    """Record a scenario; return what its settings were, and its rows."""
+    (tmp_path / "scenario.json").write_text(json.dumps(asked))
+    done = dynabench(tmp_path, "record", "--scenario", "scenario.json", "--out", "steps.jsonl")
+    assert done.returncode == 0, done.stderr[-3000:]
+    head, *rows = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    return head["scenario"]["resolved"], rows
+
+
+def total(rows, key):
+    return sum(sum(row.get(key, {}).values()) for row in rows)
+
+
+def matches(tmp_path):
+    done = dynabench(tmp_path, "verify", "steps.jsonl")
+    assert "matches vLLM" in done.stdout, done.stdout
+
+
 def dynabench(home, *arguments):
     environment = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     return commands.dynabench(*arguments, cwd=home, timeout=200, env=environment)
@@ -65,6 +134,46 @@ def test_what_is_recorded_verifies_with_chunks_preemptions_and_stops(recorded):
     assert any(any(row.get("wasted", ())) for row in rows) == is_async
     done = dynabench(recorded, "verify", "steps.jsonl")
     assert "matches vLLM" in done.stdout, done.stdout
+
+
+def test_drafts_of_the_n_gram_drafter_are_recorded_and_verify(tmp_path):
+    resolved, rows = recorded_from(tmp_path, drafting())
+    assert (resolved["spec_method"], resolved["num_speculative_tokens"]) == ("ngram", 3)
+    assert total(rows, "drafts") > total(rows, "accepted") > 20
+    assert total(rows, "wasted")  # tokens after one that ends the answer
+    assert any(row.get("preempted") for row in rows)
+    matches(tmp_path)
+
+
+def test_adapters_are_recorded_and_verify(tmp_path):
+    resolved, rows = recorded_from(tmp_path, with_adapters())
+    assert resolved["max_loras"] == 1
+    named = {(event.get("adapter"), event.get("adapter_number")) for row in rows for event in row["events"]}
+    assert {name for name, _ in named} >= {"adapter 0", "adapter 1", "adapter 2"}
+    assert len({number for _, number in named}) == len(named)
+    assert total(rows, "drafts")
+    matches(tmp_path)
+
+
+def test_groups_of_layers_are_recorded_and_verify(tmp_path):
+    resolved, rows = recorded_from(tmp_path, with_windows())
+    assert [group["kind"] for group in resolved["groups"]] == [*["sliding_window"] * 5, "full_attention"]
+    tables = [table for row in rows for tables in row.get("tables", {}).values() for table in tables]
+    assert any(0 in table for table in tables)  # blocks that a window has left
+    assert total(rows, "new")  # hits
+    assert any(row.get("junction") for row in rows)
+    assert any(row.get("preempted") for row in rows)
+    assert {event.get("group") for row in rows for event in row["events"]} == set(range(6))
+    matches(tmp_path)
+
+
+def test_batches_in_two_stages_are_recorded_and_verify(tmp_path):
+    resolved, rows = recorded_from(tmp_path, in_stages())
+    assert resolved["pipeline_parallel_size"] == 2
+    assert any(row["updated"] == row["step"] - 1 for row in rows)
+    assert any(row.get("preempted") for row in rows)
+    assert not any("duration_ms" in row for row in rows)
+    matches(tmp_path)
 
 
 def test_settings_that_vllm_refuses_are_one_line(tmp_path):

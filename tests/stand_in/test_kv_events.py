@@ -239,7 +239,7 @@ def test_our_own_reader_of_vllms_events_knows_the_blocks(events):
     ours = sequence_hashes(block_hashes(np.array(prompt, np.uint32), SIZE))
     first, second = asyncio.run(talk())
     events = [*first.events, *second.events]
-    assert [translator.translate(msgspec.to_builtins(event)) for event in events] == [
+    assert translator.translate([msgspec.to_builtins(event) for event in events]) == [
         BlocksStored(ours, None),
         BlocksCleared(),
         BlocksStored(ours, None),

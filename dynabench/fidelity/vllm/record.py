@@ -1,49 +1,38 @@
 """Drive an installed vLLM step by step, and record its scheduler's decisions and the time of each step.
 
-The format is the compact one of `recordings`, with a row for each call that steps the engine. With asynchronous
-scheduling, the first part of a row belongs to the step that was scheduled, the second to the step before it, whose
-result arrived:
+The format is the compact one of `recordings`, with a row for each call that steps the engine. If batches are in flight
+while the next is scheduled (asynchronously, or with several stages), the first part of a row belongs to the step that was
+scheduled, the second to the one whose result arrived:
 
     step 7, scheduled, new, ..., free_blocks, duration_ms | updated 6, tokens, finished, wasted, free_blocks_after, events
 
-The model is a tiny random Llama made on the spot: scheduling does not depend on weights, and nothing is downloaded. On
-a CPU it runs in this process, between the two parts of a row, so nothing overlaps: `duration_ms` is the time to
-schedule and compute that step and to handle the result. If a GPU computes a step while the next is scheduled, that time
-is not defined, and none is written.
+With speculation, a row also has `drafts` and `accepted` of its two steps, and `proposed`: drafts for the next. Where layers
+do not all keep all tokens, it has the `tables` of its requests by group, and where their prompts leave others' (`junction`).
+
+The model is a tiny random one made on the spot, and so are adapters: scheduling does not depend on weights, and nothing is
+downloaded. On a CPU it runs in this process, between the two parts of a row, so nothing overlaps: `duration_ms` is the time
+to schedule and compute that step and to handle the result. If a GPU computes a step while the next is scheduled, or stages
+work at once, that time is not defined, and none is written.
 """
 
 import gzip
 import json
 import os
 import tempfile
+from collections import deque
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from dynabench.fidelity.recordings import Json, Recorded, RecordingError
+from dynabench.fidelity.vllm.tiny_model import LLAMA, write_adapter, write_model
+from dynabench.fidelity.vllm.watch import Watch, has_groups
 from foundation.extras import install
 from foundation.files import new_file
 from foundation.text import one_line
 from serving.engines.package import require
-from serving.engines.vllm.on_cpu import keep_async_scheduling
+from serving.engines.vllm.on_cpu import keep_async_scheduling, prepare_stages
 from serving.worker.engine import EngineError
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "vocab_size": 2048,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "torch_dtype": "float32",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 RESOLVED = (
     "watermark",
     "long_prefill_token_threshold",
@@ -59,8 +48,9 @@ RESOLVED = (
 def record(scenario_path: Path, out: Path) -> Recorded:
     """Record a scenario `{"name", "engine": {vLLM settings}, "requests": [{id, prompt, max_tokens, arrival_step}]}`.
 
-    A request may also have `priority`, `stop_token_ids`, and `ignore_eos: false`, which lets the model's end token end
-    it. Without `async_scheduling` in the settings, vLLM's default applies: on, but off on CPUs.
+    A request may also have `priority`, `stop_token_ids`, `adapter` (any name, with `enable_lora` in the settings), and
+    `ignore_eos: false`, which lets the model's end token end it. A scenario may have a `model`: a config.json to use in place
+    of that of a tiny Llama. Without `async_scheduling` in the settings, vLLM's default applies: on, but off on CPUs.
 
     Raises:
         RecordingError: vLLM is not installed, does not support a setting, or the scenario cannot be read.
@@ -73,26 +63,22 @@ def record(scenario_path: Path, out: Path) -> Recorded:
         vllm = require("vllm", "EngineArgs", "config.KVEventsConfig", "v1.engine.llm_engine.LLMEngine")
     except EngineError as error:
         raise RecordingError(f"{error}; without a GPU: {install('record')}") from error
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(MODEL))
+    model = scenario.get("model", LLAMA)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_model(folder / "model", model)
         try:
-            engine = _engine(vllm, folder, scenario["engine"])
+            engine = _engine(vllm, str(folder / "model"), scenario["engine"])
         except (TypeError, ValueError) as error:
             raise RecordingError(
                 f"vLLM {vllm.__version__} rejects the settings of the scenario: {one_line(error)}"
             ) from error
         core = engine.engine_core.engine_core
-        if scenario["engine"].get("async_scheduling") and core.batch_queue is None:
-            raise RecordingError(f"vLLM {vllm.__version__} cannot schedule asynchronously on this machine")
-        rows = _Recorder(vllm, engine).run(scenario["requests"])
-    scheduler = core.scheduler
-    resolved = {name: getattr(scheduler.scheduler_config, name, None) for name in RESOLVED}
-    resolved |= {
-        "num_gpu_blocks": scheduler.cache_config.num_gpu_blocks,
-        "block_size": scheduler.cache_config.block_size,
-        "eos_token_id": MODEL["eos_token_id"],
-    }
-    head = {"scenario": scenario | {"vllm_version": vllm.__version__, "resolved": resolved}}
+        is_async = core.vllm_config.scheduler_config.async_scheduling and core.batch_queue is not None
+        if scenario["engine"].get("async_scheduling") and not is_async:
+            raise RecordingError(f"vLLM {vllm.__version__} cannot schedule asynchronously so on this machine")
+        rows = _run(vllm, engine, scenario["requests"], _adapters(scenario, model, folder))
+    head = {"scenario": scenario | {"vllm_version": vllm.__version__, "resolved": _resolved(core, model)}}
     lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))
     with new_file(out) as file:
         file.writelines(lines)
@@ -131,115 +117,116 @@ def _engine(vllm: Any, folder: str, settings: Json) -> Any:
         **settings,
     )
     keep_async_scheduling(arguments)
-    return LLMEngine.from_engine_args(arguments)
+    engine = LLMEngine.from_engine_args(arguments)
+    prepare_stages(engine)
+    return engine
 
 
-class _Recorder:
-    """Watches the scheduler of an engine while it steps."""
+def _adapters(scenario: Json, model: Json, folder: Path) -> dict[str, Any]:
+    """Make the adapters that requests name; return vLLM's words for each."""
+    from vllm.lora.request import LoRARequest
 
-    def __init__(self, vllm: Any, engine: Any) -> None:
-        self._vllm = vllm
-        self._engine = engine
-        self._core = engine.engine_core.engine_core
-        self._scheduler = self._core.scheduler
-        self._is_serial = vllm.platforms.current_platform.is_cpu() or self._core.batch_queue is None
-        self._row: Json = {}
-        self._events: list[Any] = []
-        self._names: set[str] = set()
-        self._in_flight: dict[int, int] = {}  # id of vLLM's output of a step -> the step
-        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
+    names = dict.fromkeys(request["adapter"] for request in scenario["requests"] if request.get("adapter"))
+    if names and not scenario["engine"].get("enable_lora"):
+        raise RecordingError("requests name adapters, and the settings have no enable_lora; expected it to be true")
+    found = {}
+    for number, name in enumerate(names, start=1):
+        write_adapter(folder / f"adapter {number}", model, seed=number)
+        found[name] = LoRARequest(name, number, str(folder / f"adapter {number}"))
+    return found
 
-        def scheduled(*arguments: Any, **options: Any) -> Any:
-            output = schedule(*arguments, **options)
-            self._in_flight[id(output)] = self._row["step"]
-            self._row |= self._scheduled(output)
-            return output
 
-        def updated(output: Any, *arguments: Any, **options: Any) -> Any:
-            self._row |= self._updated(output)
-            return update(output, *arguments, **options)
+def _run(vllm: Any, engine: Any, requests: list[Json], adapters: dict[str, Any]) -> list[Json]:
+    """Step until every request is finished and no step is in flight."""
+    core = engine.engine_core.engine_core
+    num_stages = core.vllm_config.parallel_config.pipeline_parallel_size
+    is_serial = vllm.platforms.current_platform.is_cpu() or core.batch_queue is None
+    watch = Watch(engine, has_times=is_serial and num_stages == 1)
+    waiting = deque(sorted(requests, key=lambda request: request["arrival_step"]))
+    rows: list[Json] = []
+    while waiting or engine.has_unfinished_requests() or core.batch_queue:
+        while waiting and waiting[0]["arrival_step"] <= len(rows):
+            request = waiting.popleft()
+            watch.know(_add(vllm, engine, request, adapters), request["id"])
+        rows.append(watch.step(len(rows)))
+    return rows
 
-        self._scheduler.schedule, self._scheduler.update_from_output = scheduled, updated
-        if (publisher := getattr(self._scheduler, "kv_event_publisher", None)) is not None:
-            publisher.publish = lambda batch: self._events.extend(batch.events)
 
-    def run(self, requests: list[Json]) -> list[Json]:
-        """Step until every request is finished and no step is in flight."""
-        waiting = sorted(requests, key=lambda request: request["arrival_step"])
-        rows: list[Json] = []
-        while waiting or self._engine.has_unfinished_requests() or self._core.batch_queue:
-            while waiting and waiting[0]["arrival_step"] <= len(rows):
-                self._add(waiting.pop(0))
-            self._row, self._events = {"step": len(rows), "updated": None}, []
-            live = dict(self._scheduler.requests)
-            known = {id: len(request.output_token_ids) for id, request in live.items()}
-            started = perf_counter()
-            self._engine.step()
-            if self._is_serial:
-                self._row["duration_ms"] = round((perf_counter() - started) * 1e3, 4)
-            tokens = {id: list(live[id].output_token_ids[count:]) for id, count in known.items()}
-            over = [request for id, request in live.items() if id not in self._scheduler.requests]
-            self._row["tokens"] = {self._name(id): new for id, new in tokens.items() if new}
-            self._row["finished"] = {
-                self._name(request.request_id): str(request.get_finished_reason()) for request in over
-            }
-            self._row["free_blocks_after"] = self._free_blocks()
-            self._row["events"] = [row for event in self._events for row in _event(event)]
-            rows.append(self._row)
-        return rows
+def _add(vllm: Any, engine: Any, request: Json, adapters: dict[str, Any]) -> str:
+    """Send a request, and return what vLLM calls it."""
+    parameters = vllm.SamplingParams(
+        max_tokens=request["max_tokens"],
+        temperature=0.0,
+        ignore_eos=request.get("ignore_eos", True),
+        stop_token_ids=request.get("stop_token_ids"),
+        detokenize=False,
+    )
+    known = set(engine.engine_core.engine_core.scheduler.requests)
+    engine.add_request(
+        request["id"],
+        {"prompt_token_ids": request["prompt"]},
+        parameters,
+        priority=request.get("priority", 0),
+        lora_request=adapters.get(request.get("adapter", "")),
+    )
+    [added] = set(engine.engine_core.engine_core.scheduler.requests) - known
+    return str(added)
 
-    def _name(self, id: str) -> str:
-        """Return our name of a request, because vLLM may append a random part to it."""
-        return id if id in self._names else id.rpartition("-")[0]
 
-    def _add(self, request: Json) -> None:
-        self._names.add(request["id"])
-        parameters = self._vllm.SamplingParams(
-            max_tokens=request["max_tokens"],
-            temperature=0.0,
-            ignore_eos=request.get("ignore_eos", True),
-            stop_token_ids=request.get("stop_token_ids"),
-            detokenize=False,
-        )
-        prompt = {"prompt_token_ids": request["prompt"]}
-        self._engine.add_request(request["id"], prompt, parameters, priority=request.get("priority", 0))
-
-    def _scheduled(self, output: Any) -> Json:
-        cached = output.scheduled_cached_reqs
-        name = self._name
-        row: Json = {
-            "new": {name(request.req_id): request.num_computed_tokens for request in output.scheduled_new_reqs},
-            "resumed": sorted(name(id) for id in cached.resumed_req_ids),
-            "preempted": sorted(name(id) for id in output.preempted_req_ids or ()),
-            "running": [name(request.request_id) for request in self._scheduler.running],
-            "num_waiting": len(self._scheduler.waiting),
-            "free_blocks": self._free_blocks(),
+def _resolved(core: Any, model: Json) -> Json:
+    """Return the settings with which an engine ran."""
+    scheduler, config = core.scheduler, core.vllm_config
+    found = {name: getattr(scheduler.scheduler_config, name, None) for name in RESOLVED}
+    found |= {
+        "num_gpu_blocks": scheduler.cache_config.num_gpu_blocks,
+        "block_size": scheduler.cache_config.block_size,
+        "pipeline_parallel_size": config.parallel_config.pipeline_parallel_size,
+        "eos_token_id": model["eos_token_id"],
+    }
+    if (speculative := config.speculative_config) is not None:
+        found |= {
+            "num_speculative_tokens": speculative.num_speculative_tokens,
+            "spec_method": speculative.method,
         }
-        if output.num_scheduled_tokens:
-            row["scheduled"] = {name(id): count for id, count in output.num_scheduled_tokens.items()}
-        return row
-
-    def _updated(self, output: Any) -> Json:
-        """Return the step whose result arrived, and its tokens that are discarded because their request has stopped."""
-        wasted = {self._name(id): 1 for id in output.num_scheduled_tokens if id not in self._scheduler.requests}
-        return {"updated": self._in_flight.pop(id(output)), "wasted": wasted}
-
-    def _free_blocks(self) -> int:
-        return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+    if config.lora_config is not None:
+        found["max_loras"] = config.lora_config.max_loras
+    return found | (_groups(scheduler) if has_groups(scheduler) else {})
 
 
-def _event(event: Any) -> list[Json]:
-    kind = type(event).__name__
-    if kind == "BlockStored":
-        parent = event.parent_block_hash
-        return [
-            {
-                "type": "stored",
-                "hashes": [str(block) for block in event.block_hashes],
-                "parent": None if parent is None else str(parent),
-                "tokens": list(event.token_ids),
-            }
-        ]
-    if kind == "BlockRemoved":
-        return [{"type": "removed", "hashes": [str(block) for block in event.block_hashes]}]
-    return [{"type": "cleared", "hashes": []}]
+def _groups(scheduler: Any) -> Json:
+    """Return what each layer of a model keeps, the groups that vLLM made of them, and what decides how they keep it."""
+    from vllm.v1.kv_cache_interface import ChunkedLocalAttentionSpec, FullAttentionSpec, MambaSpec, SlidingWindowSpec
+
+    layers: dict[int, Json] = {}
+    groups = []
+    for number, group in enumerate(scheduler.kv_cache_config.kv_cache_groups):
+        spec = group.kv_cache_spec
+        places = sorted(_place(name) for name in group.layer_names)
+        match spec:
+            case MambaSpec():
+                kind, layer = "mamba", {"kind": "mamba", "state_bytes": spec.page_size_bytes}
+            case SlidingWindowSpec():
+                kind, layer = "sliding_window", {"kind": "sliding", "window": spec.sliding_window}
+            case ChunkedLocalAttentionSpec():
+                kind, layer = "chunked_local_attention", {"kind": "chunked", "chunk": spec.attention_chunk_size}
+            case FullAttentionSpec():
+                kind, layer = "full_attention", {"kind": "full"}
+            case other:
+                raise RecordingError(f"the model's layers keep KV as {type(other).__name__}, which is not recorded")
+        if kind != "mamba":
+            layer |= {"heads": spec.num_kv_heads, "head_size": spec.head_size, "element_bytes": spec.dtype.itemsize}
+        layers |= dict.fromkeys(places, layer)
+        groups.append({"group": number, "kind": kind, "block_size": spec.block_size, "layers": places})
+    cache = scheduler.cache_config
+    return {
+        "layers": [layers[place] for place in sorted(layers)],
+        "groups": groups,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "prefix_cache_retention_interval": cache.prefix_cache_retention_interval,
+        "kv_cache_layout": str(scheduler.kv_cache_config.kv_cache_layout),
+    }
+
+
+def _place(name: str) -> int:
+    """Return the place of a layer in its model, from its name: `model.layers.3.self_attn.attn`."""
+    return next(int(part) for part in name.split(".") if part.isdigit())

@@ -1,24 +1,27 @@
 """Replay a recording of a real scheduler through the mocker's, and show the first difference."""
 
 from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Hashable
 
 from dynabench.fidelity.recordings import MALFORMED, Json, RecordingError, Verdict, why_unreadable
-from dynabench.fidelity.vllm.recordings import CACHE_STATS, Action, Recording, Scheduled, Updated
+from dynabench.fidelity.vllm.entries import OF_GROUP, Action, Ended, Entry, Event, Recording, Scheduled, Updated
+from dynabench.fidelity.vllm.kv_events import EventFields
+from dynabench.fidelity.vllm.sequences import act
+from dynabench.fidelity.vllm.traces import CACHE_STATS
 from foundation.text import one_line
-from mocker import AllBlocksCleared, BlockChain, BlockStored, Sequence
+from mocker import Sequence
 from mocker.batch import Batch
-from mocker.events import BlockEvent, GroupRemoved, GroupStored, TierRemoved, TierStored
-from mocker.sequence import LOADED, LOADING
+from mocker.events import TierRemoved, TierStored
+from mocker.sequence import LOADED, LOADING, RUNNING
 from mocker.speculation.drafter import Drafter
 from mocker.tiers.copies import SequenceCopy
-from mocker.timing.choose import resolve
-from mocker.timing.config import TimingConfig
-from mocker.timing.model import Prefill, TimingModel, chunk
 from mocker.vllm.core import VllmCore
 from mocker.vllm.groups.blocks import GroupedBlocks
 from mocker.vllm.offload.offload import Offload
+
+ABORTED = "FINISHED_ABORTED"
+STATUSES = {"length": "FINISHED_LENGTH_CAPPED", "stop": "FINISHED_STOPPED", "error": "FINISHED_ERROR"}
+"""How vLLM calls the states of requests that have ended."""
 
 
 def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
@@ -32,6 +35,7 @@ def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
         RecordingError: it cannot be replayed: requests or steps are missing.
     """
     num_steps = num_events = 0
+    unseen = tuple(recording.not_compared)
     try:
         replay = _Replay(recording, is_counted=is_counted)
     except ValueError as error:
@@ -43,7 +47,7 @@ def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
             where = f"{recording.path}, after step {num_steps - 1}" if num_steps else str(recording.path)
             raise RecordingError(f"{where}: cannot be replayed ({why_unreadable(error)})") from error
         if difference is not None:
-            return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, difference)
+            return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, difference, unseen)
         num_steps += isinstance(entry, Scheduled)
         num_events += len(entry.events) if isinstance(entry, Updated) else 0
     if replay.num_unfinished:
@@ -51,7 +55,7 @@ def verify(recording: Recording, *, is_counted: bool = False) -> Verdict:
             f"{recording.path}: ends after {num_steps} steps, but {replay.num_unfinished} of its requests are "
             "unfinished"
         )
-    return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, None)
+    return Verdict(recording.path, "vllm", recording.version, num_steps, num_events, None, unseen)
 
 
 class Lookup:
@@ -102,6 +106,15 @@ class _Replay:
         )
         self._sequences: dict[str, Sequence] = {}
         self._in_flight: deque[Batch | None] = deque()
+        updates = [entry for entry in recording.entries if isinstance(entry, Updated)]
+        names_groups = any(OF_GROUP in event.kind for entry in updates for event in entry.events)
+        self._fields = EventFields(
+            config.block_size, num_ahead=self._scheduler.num_named_ahead, names_groups=names_groups
+        )
+        self._contents: dict[int, Hashable] = {}  # vLLM's number of a block -> our name of what was last in it
+        self._untold: set[Hashable] = set()  # our names of blocks that a step may have given and taken away again
+        self._ended: list[Sequence] = []  # since the last step was scheduled
+        self._statuses: dict[str, str] = {}  # of requests that have ended, in vLLM's words
         self._names: dict[Hashable, Hashable] = {}  # vLLM's hash -> our name of that content
         self._lookups: list[Lookup] = []  # since the last step ended
         self._loaded: set[Sequence] = set()  # sequences whose KV arrived
@@ -117,26 +130,47 @@ class _Replay:
         scheduler = self._scheduler
         return len(scheduler.running) + scheduler.num_waiting
 
-    def compare(self, entry: Action | Scheduled | Updated) -> Json | None:
+    def compare(self, entry: Entry) -> Json | None:
         """Repeat a recorded call, and return the first difference in its result."""
         if isinstance(entry, Action):
             if entry.kind == "abort" and not (sequence := self._sequences[entry.id]).is_over:
                 self._aborted.append(sequence)
-            is_done = _act(self._scheduler, self._sequences, entry, self._block_size)
-            return None if is_done is entry.is_done else _difference(None, "reset", entry.is_done, is_done)
+                self._ended.append(sequence)
+                self._statuses[entry.id] = ABORTED
+            facts = {"was": _status(self._sequences[entry.id])} if entry.kind == "abort" else {}
+            is_done = act(self._scheduler, self._sequences, entry, self._block_size)
+            if is_done is not entry.is_done:
+                return _difference(None, "reset", entry.is_done, is_done)
+            return self._compare_added(entry) if entry.kind == "add" else _first_difference(None, entry.facts, facts)
+        if isinstance(entry, Ended):
+            return _first_difference(None, entry.facts, self._end(entry))
         if isinstance(entry, Scheduled):
             self._scheduler.offload.ended.sort(key=lambda end: [*entry.ended, end[0].id].index(end[0].id))
-            return _first_difference(entry, self._schedule(entry))
+            return _first_difference(entry.number, entry.facts, self._schedule(entry))
         if not self._in_flight:
             raise ValueError(f"step {entry.number} ends but was never scheduled")
         in_flight = self._in_flight.popleft()
-        return _first_difference(entry, self._update(in_flight, entry)) or self._compare_events(entry)
+        return _first_difference(entry.number, entry.facts, self._update(in_flight, entry)) or self._compare_events(
+            entry
+        )
+
+    def _compare_added(self, action: Action) -> Json | None:
+        """Compare how many blocks of a prompt have names, and which they are."""
+        sequence, ahead = self._sequences[action.id], self._scheduler.num_named_ahead
+        can_be_found = self._scheduler.config.enable_prefix_caching
+        count = (sequence.num_prompt - ahead) // self._block_size if can_be_found else 0
+        facts = {"prompt_len": sequence.num_prompt, "num_hashes": count}
+        for place, hash in action.hashes.items():
+            if self._names.setdefault(hash, name := sequence.chain.key(place)) != name:
+                return _difference(None, f"name of block {place} of {action.id}", hash, name)
+        return _first_difference(None, action.facts, facts)
 
     def _schedule(self, entry: Scheduled) -> Json:
         scheduler = self._scheduler
         batch = scheduler.schedule()
         self._in_flight.append(batch)
-        facts: Json = {"scheduled": {}, "drafts": {}, "new": {}, "resumed": [], "preempted": []}
+        facts: Json = {"scheduled": {}, "drafts": {}, "new": {}, "resumed": [], "preempted": [], "cached": {}}
+        facts["ended"], self._ended = {sequence.id for sequence in self._ended}, []
         if batch is not None:
             facts["scheduled"] = {sequence.id: count for sequence, count in scheduler.num_new_tokens(batch)}
             if scheduler.is_counted:
@@ -145,6 +179,9 @@ class _Replay:
             facts["new"] = {sequence.id: sequence.num_computed - counts[sequence] for sequence in batch.admitted}
             facts["resumed"] = [sequence.id for sequence in batch.resumed]
             facts["preempted"] = sorted(sequence.id for sequence in batch.preempted)
+            facts["cached"] = self._known_before(entry, facts)
+            self._untold = self._taken_back(batch)
+        facts["total"] = sum(facts["scheduled"].values())
         facts |= self._tables(facts["scheduled"])
         started = [] if batch is None else [*batch.admitted, *batch.resumed]
         copies = self._copies(scheduler.offload, entry)
@@ -153,8 +190,36 @@ class _Replay:
             if sequence not in self._loaded or not hits:  # else it was counted when its load began
                 self._lookups.append(Lookup(sequence, hits))
             self._loaded.discard(sequence)
-        facts |= self._transfers(started) | self._state()
+        for id, (before, blocks) in entry.tables.items():
+            chain = self._sequences[id].chain
+            self._contents |= {block: chain.key(before + place) for place, block in enumerate(blocks)}
+        facts |= self._transfers(started) | self._state(entry)
         return facts | copies
+
+    def _taken_back(self, batch: Batch) -> set[Hashable]:
+        """Name the blocks of requests that a step may have preempted after it gave them some: by priority.
+
+        vLLM does not say which blocks these were; they are in the free queue.
+        """
+        if self._scheduler.config.scheduling_policy != "priority":
+            return set()
+        size = self._block_size
+        return {one.chain.key(place) for one in batch.preempted for place in range(one.num_known // size)}
+
+    def _known_before(self, entry: Scheduled, facts: Json) -> Json:
+        """Return what a step's requests that vLLM's workers know already had before it: computed and output tokens.
+
+        Output tokens are those that are known, and those in flight.
+        """
+        iteration, found = self._scheduler.iteration, {}
+        # The second model runner forgets what is preempted: what resumes is new to it.
+        new = {*facts["new"], *(id for id in facts["resumed"] if id not in entry.facts.get("cached", ()))}
+        for id, count in facts["scheduled"].items():
+            if id not in new:
+                sequence = self._sequences[id]
+                computed = sequence.computed(iteration) - count
+                found[id] = [computed, max(sequence.num_known, computed + 1) - sequence.num_prompt]
+        return found
 
     def _tables(self, scheduled: Json) -> Json:
         """Return the blocks of a step's sequences by number, and where their prompts leave others', if there are groups."""
@@ -242,20 +307,50 @@ class _Replay:
         facts["free_host_chunks"] = host.num_chunks - host.num_used
         for id in entry.sent:
             self._scheduler.retention.release(self._sequences[id])
-        return facts | self._count_hits() | self._state()
+        self._note_ends(facts)
+        return facts | self._count_hits() | self._state(entry)
 
-    def _state(self) -> Json:
+    def _note_ends(self, facts: Json) -> None:
+        """Note which requests a step ended, and what ended them if that was a token."""
+        facts["stop_reason"] = {}
+        for id, reason in facts["finished"].items():
+            sequence = self._sequences[id]
+            self._ended.append(sequence)
+            self._statuses[id] = STATUSES[reason]
+            action = sequence.chain.payload
+            assert isinstance(action, Action)
+            last = action.output[sequence.num_total - sequence.num_prompt - 1] if reason == "stop" else None
+            if last is not None and last != action.end_token:
+                facts["stop_reason"][id] = last
+
+    def _end(self, entry: Ended) -> Json:
+        status = self._statuses.get(entry.id, "not over")
+        return {"num_preemptions": self._sequences[entry.id].num_preemptions, "status": status}
+
+    def _free_queue(self, recorded: list[int]) -> list[Hashable]:
+        """Return the free queue: vLLM's numbers if our blocks are the same ones, or have the same content, in this order."""
+        ours = self._scheduler.pool.queue()
+        if isinstance(self._scheduler.blocks, GroupedBlocks):
+            return ours
+        num_blank = self._scheduler.pool.num_blank
+        self._contents |= {block: name for block, name in zip(recorded, ours, strict=False) if name in self._untold}
+        theirs = [None] * num_blank + [self._contents.get(block) for block in recorded[num_blank:]]
+        return list(recorded) if theirs == ours else ours
+
+    def _state(self, entry: Scheduled | Updated) -> Json:
         scheduler = self._scheduler
         running, waiting = ([sequence.id for sequence in queue] for queue in (scheduler.running, scheduler.queued()))
         free = scheduler.pool.num_free
         holding, loading = scheduler.holding, [s for s in scheduler.holding if s.state == LOADING]
         come = [sequence for sequence in holding if sequence.state != LOADING and sequence.num_blocks]
         to_load = sum(sequence.is_remote_prefill for sequence in scheduler.queued())
-        return {
+        queue = {"free_queue": self._free_queue(entry.facts["free_queue"])} if "free_queue" in entry.facts else {}
+        return queue | {
             "running": running,
             "waiting": waiting,
             "num_waiting": len(waiting) + len(holding),
             "free_blocks": free,
+            "usage": round(1 - free / scheduler.pool.num_blocks, 6),
             "kv_holding": [sequence.id for sequence in holding],
             "loading": [sequence.id for sequence in holding if sequence.state in (LOADING, LOADED)],
             "fetch": [to_load, len(loading), len(come)],
@@ -282,15 +377,28 @@ class _Replay:
 
     def _compare_events(self, entry: Updated) -> Json | None:
         pool = self._scheduler.pool
-        names_groups = any(" of group " in kind for kind, _ in entry.events)
-        ours, pool.events = list(_event_rows(pool.events, names_groups=names_groups)), []
-        if [(kind, len(keys)) for kind, keys in ours] != [(kind, len(keys)) for kind, keys in entry.events]:
+        ours, pool.events = list(self._fields.rows(pool.events)), []
+        shapes = [[(event.kind, len(event.hashes)) for event in events] for events in (ours, entry.events)]
+        if shapes[0] != shapes[1]:
             return _difference(entry.number, "events", entry.events, ours)
-        for (kind, keys), (_, hashes) in zip(ours, entry.events, strict=True):
-            for name, recorded in zip(keys, hashes, strict=True):
-                if self._names.setdefault(recorded, name) != name:
-                    return _difference(entry.number, f"content of {kind} blocks", recorded, name)
+        for event, recorded in zip(ours, entry.events, strict=True):
+            for name, hash in zip(event.hashes, recorded.hashes, strict=True):
+                if self._names.setdefault(hash, name) != name:
+                    return _difference(entry.number, f"content of {event.kind} blocks", hash, name)
+            if (difference := self._compare_fields(entry.number, event, recorded)) is not None:
+                return difference
         return self._compare_host_events(entry)
+
+    def _compare_fields(self, step: int, ours: Event, recorded: Event) -> Json | None:
+        """Compare what events say beside which blocks they are of."""
+        for key, theirs in recorded.facts.items():
+            if key == "parent_block_hash" and theirs is not None:
+                theirs = self._names.setdefault(
+                    theirs, ours.facts[key]
+                )  # it need not have been stored: it may be masked
+            if ours.facts[key] != theirs:
+                return _difference(step, f"{key} of {ours.kind} blocks", recorded.facts[key], ours.facts[key])
+        return None
 
     def _compare_host_events(self, entry: Updated) -> Json | None:
         """Compare the events of host memory: stored chunks in any order, evicted ones in vLLM's order."""
@@ -308,133 +416,24 @@ class _Replay:
         return None
 
 
-def _first_difference(entry: Scheduled | Updated, ours: Json) -> Json | None:
+def _status(sequence: Sequence) -> str | None:
+    """Return what vLLM calls the state of a request; it forgets those that are over."""
+    if sequence.is_over:
+        return None
+    if sequence.state in (LOADING, LOADED):
+        return "WAITING_FOR_REMOTE_KVS"
+    if sequence.state == RUNNING:
+        return "RUNNING"
+    return "PREEMPTED" if sequence.num_preemptions else "WAITING"
+
+
+def _first_difference(step: int | None, facts: Json, ours: Json) -> Json | None:
     """Return the first recorded fact that differs from ours; the order of scheduled requests counts."""
-    for key, expected in entry.facts.items():
-        if ours[key] != expected or (key == "scheduled" and list(ours[key]) != list(expected)):
-            return _difference(entry.number, key, expected, ours[key])
+    for key, expected in facts.items():
+        if ours[key] != expected or (key in ("scheduled", "cached") and list(ours[key]) != list(expected)):
+            return _difference(step, key, expected, ours[key])
     return None
 
 
 def _difference(step: int | None, what: str, expected: object, got: object) -> Json:
     return {"step": step, "what": what, "vllm": expected, "mocker": got}
-
-
-def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, float, float]]:
-    """Replay a recording with another engine's step times.
-
-    Returns:
-        for each timed step: whether it had prefill, its recorded time, and its simulated time (s).
-
-    Raises:
-        RecordingError: no step was timed.
-    """
-    for what, is_so in (
-        ("speculation", recording.config.num_speculative_tokens > 0),
-        ("several pipeline stages", recording.num_stages > 1),
-        ("groups of layers", recording.layout is not None),
-    ):
-        if is_so:
-            raise RecordingError(
-                f"{recording.path}: it has {what}, with which times are not compared; expected a recording without"
-            )
-    # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
-    simulated = resolve(replace(recording.config, async_scheduling=False), timing)
-    scheduler = VllmCore(recording.config, simulated.num_blocks, max_loras=recording.max_loras)
-    sequences: dict[str, Sequence] = {}
-    in_flight, found = deque[tuple[Batch | None, float]](), []
-    for entry in recording.entries:
-        if isinstance(entry, Action):
-            _act(scheduler, sequences, entry, recording.config.block_size)
-        elif isinstance(entry, Scheduled):
-            batch = scheduler.schedule()
-            expected_s = 0.0 if batch is None else _duration(simulated.timing, batch, scheduler.iteration - 1)
-            in_flight.append((batch, expected_s))
-        else:
-            batch, expected_s = in_flight.popleft()
-            if batch is None:
-                continue
-            if entry.duration_s is not None and not batch.is_empty:
-                found.append((bool(batch.chunks), entry.duration_s, expected_s))
-            scheduler.update(batch)
-    if not found:
-        raise RecordingError(
-            f"{recording.path}: contains no times; record it again with `dynabench record`, which includes them"
-        )
-    return found
-
-
-def _duration(timing: TimingModel, batch: Batch, iteration: int) -> float:
-    """Return the time of a scheduled batch in an iteration; a batch of decodes covers several iterations in a row."""
-    num_decodes = len(batch.decodes)
-    num_kv_tokens = batch.num_kv_tokens + num_decodes * (iteration - batch.iteration)
-    if batch.is_empty:
-        return 0.0
-    if not batch.chunks:
-        return timing.decode(num_decodes, num_kv_tokens).first
-    parts = [chunk(count, sequence.num_computed - count) for sequence, count in batch.chunks]
-    return timing.mixed(Prefill(*map(sum, zip(*parts, strict=True))), num_decodes, num_kv_tokens)
-
-
-def _act(scheduler: VllmCore, sequences: dict[str, Sequence], action: Action, block_size: int) -> bool | None:
-    """Repeat a call of vLLM's scheduler; for a reset, return whether it was carried out."""
-    if action.kind == "add":
-        if action.id in sequences:
-            raise ValueError(f"request {action.id!r} is added twice")
-        sequences[action.id] = sequence = _sequence(
-            action, block_size, len(sequences), num_ahead=scheduler.num_named_ahead
-        )
-        scheduler.add(sequence)
-    elif action.kind == "abort":
-        scheduler.abort(sequences[action.id])
-    else:
-        return scheduler.reset_prefix_cache()
-    return None
-
-
-def content_ids(
-    tokens: list[int], block_size: int, salt: str | None = None, adapter: str = "", *, num_ahead: int = 0
-) -> list[Hashable]:
-    """Name each full block of a token sequence by its content and everything before it, and by the adapter that computes it.
-
-    A name may include so many tokens after the block, without which it has none.
-    """
-    ids: list[Hashable] = []
-    parent: Hashable = ("salt", salt, adapter)
-    for start in range(0, len(tokens) - block_size - num_ahead + 1, block_size):
-        parent = hash((parent, tuple(tokens[start : start + block_size + num_ahead])))
-        ids.append(parent)
-    return ids
-
-
-def _sequence(action: Action, block_size: int, order: int, *, num_ahead: int) -> Sequence:
-    stop = next((place for place, token in enumerate(action.output) if token in action.stops), None)
-    return Sequence(
-        action.id,
-        num_prompt=len(action.prompt),
-        max_tokens=action.max_tokens,
-        stop_after=None if stop is None else stop + 1,
-        chain=BlockChain(
-            content_ids(action.prompt + action.output, block_size, action.salt, action.adapter, num_ahead=num_ahead)
-        ),
-        is_remote_prefill=action.remote == "decode",
-        is_remote_decode=action.remote == "prefill",
-        priority=action.priority,
-        adapter=action.adapter,
-        arrival=order,
-    )
-
-
-def _event_rows(events: Iterable[BlockEvent], *, names_groups: bool) -> Iterator[tuple[str, list[Hashable]]]:
-    for event in events:
-        if isinstance(event, AllBlocksCleared):
-            yield "cleared", []
-            continue
-        of_group = ""
-        if names_groups and isinstance(event, (GroupStored, GroupRemoved)):
-            of_group = f" of group {event.group.number}"
-        if isinstance(event, (BlockStored, GroupStored)):
-            yield f"stored{of_group}", event.keys()
-        else:
-            for key in event.keys():  # noqa: SIM118 (an event, not a dict)
-                yield f"removed{of_group}", [key]

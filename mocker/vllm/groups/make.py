@@ -7,15 +7,17 @@ from mocker.vllm.groups.settings import GroupSettings
 
 def described(settings: GroupSettings, units: Units) -> list[BlockGroup]:
     """Return the groups as events describe them."""
-    routed = next((number for number, group in enumerate(settings.groups) if group.layer.is_full), None)
+    first = next((number for number, group in enumerate(settings.groups) if group.layer.is_full), None)
     return [
         BlockGroup(
             number,
             group.layer.kind,
             0 if group.layer.is_chunked else group.layer.window,
+            group.layer.window if group.layer.is_chunked else 0,
             group.block_size,
             units.named,
-            number == routed,
+            group.layer.is_full,
+            number == first,
         )
         for number, group in enumerate(settings.groups)
     ]

@@ -68,6 +68,15 @@ class GroupPool(Pool):
         """See `Pool`."""
         return self._num_blank
 
+    def queue(self) -> list[Hashable]:
+        """See `Pool`."""
+        found: list[Hashable] = []
+        block = self._next[NULL]
+        while block != NULL:
+            found.append(block)
+            block = self._next[block]
+        return found
+
     def take(self) -> int:
         """Take the block at the front of the free queue, and evict what it has cached; the caller checks `num_free`."""
         block = self._next[NULL]

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
 from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored, for_routers
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
@@ -61,6 +61,8 @@ def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
             parent = event.chain.ids[event.start - 1] if event.start else None
             assert parent is None or isinstance(parent, int)
             yield BlocksStored(_hashes(event.keys()), parent)
+        elif isinstance(event, (GroupStored, GroupRemoved)) and not event.group.keeps_all:
+            yield _of_part(event)
         elif isinstance(event, (GroupStored, GroupRemoved)):
             start, stop = for_routers(event)
             kind = BlockStored if isinstance(event, GroupStored) else BlockRemoved
@@ -76,6 +78,15 @@ def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
                 yield BlocksStored(hashes, None, event.medium)
             else:
                 yield BlocksRemoved(hashes, event.medium)
+
+
+def _of_part(event: GroupStored | GroupRemoved) -> BlocksEvent:
+    """Turn an event about layers that keep only a part into the router's."""
+    group, hashes = event.group, _hashes(event.shared_keys())
+    if isinstance(event, GroupRemoved):
+        return BlocksRemoved(hashes, group=group.number)
+    described = LayerGroup(group.number, group.unit, group.block_size, group.window, group.chunk)
+    return BlocksStored(hashes, None, group=described)
 
 
 def _hashes(keys: Iterable[Hashable]) -> list[int]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engines.block_hashes import EventReaders
+from serving.engines.event_readers import EventReaders
 from serving.engines.guided import Guide, choice_regex, guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses

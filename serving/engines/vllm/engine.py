@@ -7,10 +7,12 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from serving.engines.block_hashes import EventReaders
+from foundation.text import one_line
+from serving.engines.event_readers import EventReaders
 from serving.engines.guided import guide
 from serving.engines.package import call_with, require, require_nixl
 from serving.engines.processes import EngineProcesses
+from serving.engines.vllm.adapters import take_modules
 from serving.engines.vllm.on_cpu import keep_async_scheduling
 from serving.engines.vllm.roles import (
     check_types,
@@ -78,6 +80,7 @@ class Vllm:
             }
         self._role = worker.role
         self._wants_events = worker.kv_events and own.get("enable_prefix_caching") is not False
+        self._modules = take_modules(own)
         tier = take_offloading(own)
         self._transfer = transfer_config(worker.role, own.get("kv_transfer_config"), tier)
         if self._wants_events:
@@ -85,6 +88,7 @@ class Vllm:
         if self._transfer is not None:
             own["kv_transfer_config"] = self._transfer
         self._arguments = given | own
+        self._adapters: dict[str, Any] = {}  # by name, in vLLM's words
         self.calls = (
             EngineCall("vllm.AsyncEngineArgs", self._shown()),
             EngineCall("vllm.v1.engine.async_llm.AsyncLLM.from_engine_args"),
@@ -133,6 +137,7 @@ class Vllm:
             require_nixl("vLLM's NixlConnector", " (beside vLLM's CPU build: pip install --no-deps nixl nixl-cu12)")
         with side_channel(self._ranks) if uses_nixl(self._transfer) else contextlib.nullcontext():
             await self._processes.start(lambda: self._load(arguments))
+        await self._load_adapters()
         config = self._llm.vllm_config
         # The client adds up the blocks of its data-parallel engines.
         num_blocks = (config.cache_config.num_gpu_blocks or 0) // self._ranks
@@ -145,12 +150,14 @@ class Vllm:
             has_kv_events=self._readers is not None and bool(config.cache_config.enable_prefix_caching),
             guided_decoding=_guides(config),
             has_embeddings="embed" in await self._llm.get_supported_tasks(),
+            adapters=tuple(module.name for module in self._modules),
         )
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
         if self._readers is not None and publishers:
-            self._readers.start(self.traits.block_size, [publisher.publish for publisher in publishers])
+            roots = {module.name: module.root for module in self._modules}
+            self._readers.start(self.traits.block_size, [publisher.publish for publisher in publishers], roots)
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[Any]:
         """Answer a request in token ids; leaving early aborts it in the engine."""
@@ -165,6 +172,7 @@ class Vllm:
                 {"prompt_token_ids": request["token_ids"]},
                 self._parameters(request),
                 engine_id(request),
+                lora_request=self._adapter(request),
                 data_parallel_rank=request["dp_rank"] if self._ranks > 1 else None,
             ):
                 if self._role != "prefill":
@@ -181,6 +189,19 @@ class Vllm:
             if self._llm.errored:
                 raise CallError("vLLM's engine process died", "lost") from error
             raise
+
+    def _adapter(self, request: dict[str, Any]) -> Any:
+        """Return the adapter that a request asks for, in vLLM's words; None if it asks for the model itself.
+
+        Raises:
+            CallError: this worker does not have it.
+        """
+        name = (request.get("cache_scope") or {}).get("lora_name")
+        if not name:
+            return None
+        if name not in self._adapters:
+            raise CallError(f"adapter {name!r} is not among lora_modules of this worker", "invalid")
+        return self._adapters[name]
 
     async def _embedding(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the embedding of a prompt, from a model that vLLM runs for that (`--runner pooling`)."""
@@ -234,6 +255,19 @@ class Vllm:
         await self._processes.close(None if llm is None else lambda: llm.shutdown(timeout=CLOSE_TIMEOUT_S))
         if self._readers is not None:
             await self._readers.close()
+
+    async def _load_adapters(self) -> None:
+        """Load each adapter once, as vLLM's server does, so that one that cannot be loaded is known before it is asked for."""
+        if not self._modules:
+            return
+        from vllm.lora.request import LoRARequest
+
+        for module in self._modules:
+            self._adapters[module.name] = LoRARequest(module.name, module.number, module.path)
+            try:
+                await self._llm.add_lora(self._adapters[module.name])
+            except Exception as error:  # what fails in its process comes as any of several
+                raise EngineError(f"vLLM cannot load the adapter {module.name!r}: {one_line(error)}") from error
 
     def _shown(self) -> dict[str, Any]:
         if not self._wants_events or "kv_events_config" in self._arguments:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dynabench.fidelity.vllm import recordings, replay
+from dynabench.fidelity.vllm.entries import Action, Ended, Scheduled, Updated
 from mocker.models.kv_groups import LayerKv, layout_of
 
 GOLDEN = Path(__file__).parent.parent.parent / "golden"
@@ -53,7 +54,7 @@ def test_every_step_of_a_recording_reproduces(path):
     recording = recordings.read(path)
     verdict = replay.verify(recording)
     assert verdict.difference is None
-    steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
+    steps = [entry for entry in recording.entries if isinstance(entry, Scheduled)]
     assert verdict.num_steps == len(steps) > 0
 
 
@@ -71,7 +72,7 @@ def test_every_step_reproduces_if_the_only_table_is_kept_as_a_group(path):
 
 def test_a_changed_recording_is_told_apart():
     recording = recordings.read(GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz")
-    steps = [entry for entry in recording.entries if isinstance(entry, recordings.Scheduled)]
+    steps = [entry for entry in recording.entries if isinstance(entry, Scheduled)]
     steps[7].facts["free_blocks"] += 1
     verdict = replay.verify(recording)
     assert verdict.difference["step"] == 7
@@ -80,8 +81,106 @@ def test_a_changed_recording_is_told_apart():
 
 def test_events_of_another_group_are_told_apart():
     recording = recordings.read(GOLDEN / "vllm-0.32-hybrid" / "swa_dev1.sched.jsonl.gz")
-    updated = next(entry for entry in recording.entries if isinstance(entry, recordings.Updated) and entry.events)
-    kind, hashes = updated.events[0]
-    updated.events[0] = (kind.replace("group 0", "group 1"), hashes)
-    assert kind != updated.events[0][0]
+    updated = next(entry for entry in recording.entries if isinstance(entry, Updated) and entry.events)
+    event = updated.events[0]
+    updated.events[0] = event._replace(kind=event.kind.replace("group 0", "group 1"))
+    assert updated.events[0] != event
     assert replay.verify(recording).difference["what"] == "events"
+
+
+def lora(recording):
+    """Return the first event that names an adapter."""
+    return next(event for event in events(recording) if event.facts["lora_name"])
+
+
+def events(recording):
+    updates = [entry for entry in recording.entries if isinstance(entry, Updated)]
+    return [event for entry in updates for event in entry.events if event.kind.startswith("stored")]
+
+
+def of(recording, kind):
+    return [entry for entry in recording.entries if isinstance(entry, kind)]
+
+
+def rename_adapter(recording):
+    lora(recording).facts["lora_name"] = "another"
+
+
+def renumber_adapter(recording):
+    lora(recording).facts["lora_id"] += 1
+
+
+def forget_adapter_in_keys(recording):
+    lora(recording).facts["extra_keys"] = None
+
+
+def change_tokens(recording):
+    events(recording)[3].facts["token_ids"][5] += 1
+
+
+def change_parent(recording):
+    event = next(event for event in events(recording) if event.facts["parent_block_hash"] is None)
+    event.facts["parent_block_hash"] = events(recording)[0].hashes[0]
+
+
+def compute_one_more(recording):
+    cached = next(entry.facts["cached"] for entry in of(recording, Scheduled) if len(entry.facts["cached"]) > 2)
+    next(iter(cached.values()))[0] += 1
+
+
+def say_one_more(recording):
+    cached = next(entry.facts["cached"] for entry in of(recording, Scheduled) if len(entry.facts["cached"]) > 2)
+    next(iter(cached.values()))[1] += 1
+
+
+def preempt_once_more(recording):
+    of(recording, Ended)[4].facts["num_preemptions"] += 1
+
+
+def end_otherwise(recording):
+    of(recording, Ended)[4].facts["status"] = "FINISHED_ABORTED"
+
+
+def swap_cached_blocks(recording):
+    """Swap the last two of a free queue, of which the last cached contents."""
+    queue = next(e.facts["free_queue"] for e in of(recording, Scheduled) if e.number > 150)
+    queue[-1], queue[-2] = queue[-2], queue[-1]
+
+
+def name_block_otherwise(recording):
+    action = next(action for action in of(recording, Action) if len(action.hashes) > 1)
+    action.hashes[0], action.hashes[1] = action.hashes[1], action.hashes[0]
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (rename_adapter, "lora_name of stored blocks"),
+        (renumber_adapter, "lora_id of stored blocks"),
+        (forget_adapter_in_keys, "extra_keys of stored blocks"),
+        (change_tokens, "token_ids of stored blocks"),
+        (change_parent, "parent_block_hash of stored blocks"),
+        (compute_one_more, "cached"),
+        (say_one_more, "cached"),
+        (preempt_once_more, "num_preemptions"),
+        (end_otherwise, "status"),
+        (swap_cached_blocks, "free_queue"),
+        (name_block_otherwise, "content of stored blocks"),
+    ],
+)
+def test_what_vllm_says_beside_its_schedule_is_compared(edit, what):
+    recording = recordings.read(GOLDEN / "vllm-0.32-more" / "lora_dev3.sched.jsonl.gz")
+    assert replay.verify(recording).difference is None
+    edit(recording)
+    assert replay.verify(recording).difference["what"] == what
+
+
+def test_what_a_recording_has_and_nothing_is_compared_with_is_named():
+    verdict = replay.verify(recordings.read(GOLDEN / "vllm-0.32-more" / "pd_decode_dev2.sched.jsonl.gz"))
+    expected = {"schedule.new.block_ids", "schedule.cached.new_block_ids", "schedule.kv_meta.recv.block_ids"}
+    assert set(verdict.not_compared) == expected | {
+        "schedule.deferred_free",
+        "update.deferred_free",
+        "schedule.matched",
+    }
+    assert replay.verify(recordings.read(GOLDEN / "vllm-0.32-hybrid" / "swa_dev1.sched.jsonl.gz")).not_compared == ()

@@ -143,7 +143,7 @@ def test_blocks_that_are_no_multiple_of_named_ones_are_shared_as_far_as_names_sh
 
 
 def test_blocks_with_content_are_taken_last():
-    group = BlockGroup(0, "full_attention", 0, 4, 4, is_routed=True)
+    group = BlockGroup(0, "full_attention", 0, 0, 4, 4, keeps_all=True, is_first=True)
     pool = GroupPool(6, [group])
     blocks = [pool.take() for _ in range(5)]
     pool.name(blocks[1], Content(group, BlockChain(["a"]), 4, 4))
