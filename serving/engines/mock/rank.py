@@ -24,7 +24,7 @@ from serving.engines.mock.observer import Gaps, Observer, Queues, RankWatch, que
 from serving.engines.mock.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
 from serving.runtime.server import AnswerStream
-from serving.worker.engine import EngineLoad, RankWork
+from serving.worker.engine import EngineLoad, RankDrafts, RankWork
 from serving.worker.protocol import PreprocessedRequest
 
 
@@ -117,6 +117,7 @@ class MockEngine:
             self.config.max_num_seqs,
             kv_tiers=() if self._tiers is None else self._tiers.load(),
             work=RankWork(*self.engine.backlog()),
+            drafts=_drafts(self.draft_counts),
         )
 
     @property
@@ -207,3 +208,10 @@ class MockEngine:
         assert self._tiers is not None
         self._serve_tiers(self._tiers)
         self.wake()
+
+
+def _drafts(counts: DraftCounts | None) -> RankDrafts | None:
+    """Return what came of drafts, to be reported."""
+    if counts is None:
+        return None
+    return RankDrafts(counts.steps, counts.drafts, tuple(counts.accepted), counts.batches)
