@@ -15,7 +15,6 @@ OWN_FIELDS = {
     "messages": "the workload has the prompts",
     "prompt": "the workload has the prompts",
     "stream": "answers are always streamed",
-    "stream_options": "answers are always streamed, with their usage",
     "max_tokens": "the workload has the lengths; scale them with --osl-scale",
     "max_completion_tokens": "the workload has the lengths; scale them with --osl-scale",
     "ignore_eos": "use --ends",
@@ -75,4 +74,10 @@ def read_extra_body(text: str) -> dict[str, Any]:
         raise ValueError(f"extra_body is {text!r}; expected a JSON object ({error})") from None
     if own := next((name for name in fields if name in OWN_FIELDS), None):
         raise ValueError(f"extra_body cannot set {own}: {OWN_FIELDS[own]}")
+    options = fields.get("stream_options", {})
+    if not isinstance(options, dict) or "include_usage" in options:
+        raise ValueError(
+            f"extra_body: stream_options is {options!r}; expected an object without include_usage, which is always set, "
+            'such as {"continuous_usage_stats": true}'
+        )
     return fields

@@ -7,7 +7,7 @@ from typing import Literal
 from foundation.settings import changed
 from mocker.contract import EngineSettings, KvRole
 from mocker.sglang import config as sglang
-from mocker.sglang.config import OF_HICACHE, SglangConfig
+from mocker.sglang.config import OF_DECODE, OF_HICACHE, SglangConfig
 from mocker.tiers.config import refuse_idle
 from mocker.timing.config import TimingConfig
 from mocker.trtllm import config as trtllm
@@ -186,6 +186,15 @@ def refuse_idle_hicache(engines: Collection[SglangConfig]) -> None:
         refuse_idle(engines, OF_HICACHE, "there is no host memory for KV; expected enable_hierarchical_cache with it")
 
 
+def refuse_idle_decoding(engines: Collection[SglangConfig]) -> None:
+    """Refuse a setting of SGLang's decode workers, where there are none.
+
+    Raises:
+        ValueError: one is not at its default.
+    """
+    refuse_idle(engines, OF_DECODE, "no worker only decodes; expected decode workers with it")
+
+
 def type_of(config: EngineSettings) -> EngineType:
     """Return whose settings these are."""
     match config:
@@ -243,13 +252,13 @@ def in_role(config: FamilyConfig, role: KvRole | None) -> FamilyConfig:
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:
-    """Return step times with the host times of a family, which take the place of vLLM's, the default.
+    """Return step times with the host times of a family; if none are chosen, vLLM's may be those of another engine.
 
     Raises:
-        ValueError: they are those of a third engine.
+        ValueError: they are those of another engine.
     """
-    if kind in ("vllm", timing.timed_as):
-        return timing
-    if timing.timed_as != "vllm":
-        raise ValueError(f"timed_as is {timing.timed_as!r}; expected {kind!r}, as engine_type")
-    return replace(timing, timed_as=kind)
+    if kind == "vllm":
+        return replace(timing, timed_as=None) if timing.timed_as == "vllm" else timing
+    if timing.timed_as not in (None, kind):
+        raise ValueError(f"timed_as is {timing.timed_as!r}; expected {kind!r}, as engine_type, or none")
+    return timing if timing.timed_as == kind else replace(timing, timed_as=kind)

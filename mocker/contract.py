@@ -25,6 +25,11 @@ Pause = Literal["new", "all"]
 
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 
+KV_EVENTS_OF_RANKS = (
+    "KV events of ranks with attention DP are not modelled yet: routers would have to know the caches of ranks; choose a "
+    "router mode that looks at no caches, or turn prefix caching off"
+)
+
 
 class NeverAdmittedError(Exception):
     """Sequences wait, nothing runs, and the first can never be admitted."""

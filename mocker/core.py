@@ -211,7 +211,6 @@ class NewCore(Protocol[S]):
         host: HostMemory | None,
         layout: KvLayout | None,
         *,
-        max_loras: int | None,
         kv_events: bool,
     ) -> Core:
         """Return an idle core; see `new_engine` for the arguments."""
@@ -229,7 +228,6 @@ class NewCoreOfRanks(Protocol[S]):
         layout: KvLayout | None,
         *,
         num_ranks: int,
-        max_loras: int | None,
         kv_events: bool,
     ) -> Core:
         """Return an idle core; see `new_engine` for the arguments."""

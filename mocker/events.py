@@ -86,7 +86,7 @@ class GroupStored(NamedTuple):
 
 
 class GroupRemoved(NamedTuple):
-    """A block of a group was evicted: that with the `size` tokens of a chain before `stop`."""
+    """Blocks of a group, each of `size` tokens, were evicted, the last first: those with a chain's tokens `start` to `stop`."""
 
     chain: BlockChain
     group: BlockGroup
@@ -94,13 +94,18 @@ class GroupRemoved(NamedTuple):
     start: int
     stop: int
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Where the blocks end, in the order in which they were evicted."""
+        return tuple(range(self.stop, self.start, -self.size))
+
     def keys(self) -> list[Hashable]:
-        """Name the block."""
-        return [self.group.name(self.chain, self.stop)]
+        """Name the blocks in the order in which they were evicted."""
+        return [self.group.name(self.chain, end) for end in self.ends]
 
     def shared_keys(self) -> list[Hashable]:
-        """Name the block if other prompts can have it, too, and it is whole."""
-        return _shared_keys(self.group, self.chain, self.size, (self.stop,))
+        """Name those that other prompts can have, too, if they are whole."""
+        return _shared_keys(self.group, self.chain, self.size, self.ends)
 
 
 def _shared_keys(group: BlockGroup, chain: BlockChain, size: int, ends: tuple[int, ...]) -> list[Hashable]:

@@ -46,7 +46,6 @@ def new_engine(
     num_ranks: int = 1,
     host: HostMemory | None = None,
     layout: KvLayout | None = None,
-    max_loras: int | None = None,
     adapters: AdapterMemory | None = None,
     kv_events: bool = True,
     ordered_events: bool = True,
@@ -64,7 +63,6 @@ def new_engine(
         num_ranks: ranks of attention DP.
         host: its host memory, if it keeps KV there.
         layout: the groups of the model's layers, if they do not all keep the same.
-        max_loras: how many adapters may run in one iteration (None: sequences have none).
         adapters: where they are and how long it takes to move them (None: no time).
         kv_events: report KV events.
         ordered_events: inside a leap, put events in the exact order of the real engine (at a cost per block) instead of
@@ -83,7 +81,6 @@ def new_engine(
             num_blocks,
             host,
             layout,
-            max_loras=max_loras,
             kv_events=kv_events,
             drafter=drafter,
             num_stages=len(stage_shares) or 1,
@@ -115,9 +112,9 @@ def new_engine(
         )
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]
-        core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, max_loras=max_loras, kv_events=kv_events)
+        core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, kv_events=kv_events)
     else:
-        core = CORES[type(config)](config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+        core = CORES[type(config)](config, num_blocks, host, layout, kv_events=kv_events)
     return Engine(
         config, core, timing, host=host, adapters=adapters, kv_events=kv_events, ordered_events=ordered_events
     )

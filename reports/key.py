@@ -100,6 +100,7 @@ def _short(arms: Sequence[str], widest: int) -> list[str]:
     for ways in (
         (),
         (without_shared,),
+        (without_shared, partial(_with_ends_of_settings, widest=widest)),
         (without_shared, _without_settings),
         (without_shared, _without_settings, partial(_without_beginning, widest=widest)),
     ):
@@ -121,6 +122,22 @@ def without_shared(names: list[str]) -> list[str]:
     parts = [re.split(r", |/", name) for name in names]
     shared = set.intersection(*map(set, parts)) if len(set(names)) > 1 else set()
     return [", ".join(part for part in its if part not in shared) or " ".join(its[-1:]) for its in parts]
+
+
+def _with_ends_of_settings(names: list[str], widest: int) -> list[str]:
+    """Leave out first words of the names of settings, as few as needed: `speculative_tokens 3` of `num_speculative_tokens 3`."""
+    for count in range(1, 4):
+        tried = [", ".join(_end_of_setting(part, count) for part in name.split(", ")) for name in names]
+        if max(map(cell_len, tried), default=0) <= widest:
+            return tried
+    return names
+
+
+def _end_of_setting(part: str, count: int) -> str:
+    """Leave out so many words, but never the last two: one would say too little."""
+    setting, space, value = part.partition(" ")
+    words = setting.split("_")
+    return part if " " in value or not space else "_".join(words[min(count, max(len(words) - 2, 0)) :]) + space + value
 
 
 def _without_settings(names: list[str]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any
 from dynabench.arm import Arm, Settings
 from dynabench.capacity.settings import PlanConfig
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.engines import refuse_idle_settings
+from dynabench.deployment.engines import check_ranks, refuse_idle_settings
 from dynabench.deployment.flags import SPLIT, PoolConfig, RoleConfig, simulated_pools
 from dynabench.experiment.arms import layout_name
 from dynabench.experiment.axes import change_setting, read_axis, setting_of
@@ -188,5 +188,6 @@ def _candidate(changes: Mapping[str, Any], base: Settings) -> Candidate:
     settings = change_setting(
         base, {chunk if name == CHUNK["vllm"] else name: value for name, value in changes.items()}
     )
+    check_ranks(settings.deployment)
     number = "decode_workers" if settings.deployment.is_disaggregated else "workers"
     return Candidate(changes, settings, number)

@@ -29,7 +29,7 @@ def _note(pool: Pool) -> str:
     timing, count = pool.timing, pool.gpus_per_worker
     parts = [f"start {pool.replicas}"] + [pool.role] * (pool.role != "aggregated")
     parts.append(f"{count} {timing.gpu or 'GPU'} each")
-    if pool.mocker.kv_disk_size and timing.timed_as == "vllm":
+    if pool.mocker.kv_disk_size and timing.host_times == "vllm":
         parts.append(f"{DISK_FOLDER} on a disk with {pool.mocker.kv_disk_size:g} GiB free: vLLM does not limit it")
     if timing.quantization not in (None, stored_weights(timing)) and not is_quantized_on_loading(timing):
         parts.append(f"use a checkpoint with {timing.quantization} weights")

@@ -20,7 +20,7 @@ def _parts(config: PlanConfig, timing: TimingConfig, varied: set[str]) -> Iterat
     if varied.isdisjoint(SPLIT):
         yield "split prefill and decode (--vary prefill_workers=1..3)"
     if timing.timing_name == "roofline" and varied.isdisjoint(("engine_type", "timed_as")):
-        yield f"engines other than {timing.timed_as} (--vary engine_type=vllm,sglang,trtllm)"
+        yield f"engines other than {timing.host_times} (--vary engine_type=vllm,sglang,trtllm)"
     one_size = len(config.tensor_parallel_size) == 1 and not has_one_size(config, timing)
     if one_size and "tensor_parallel_size" not in varied:
         yield f"tensor parallel sizes other than {config.tensor_parallel_size[0]}"

@@ -208,7 +208,7 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
     colours = [entry.dark if entry else "" for entry in shown]
     for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
         console.print(table)
-    for grid in filter(None, (sweep.split, sweep.tiers)):
+    for grid in sweep.grids:
         for table in grid.tables(console.width, key):
             console.print(table)
     if unknown := tables.too_few(zip(sweep.columns, zip(*sweep.rows, strict=True), strict=False)):

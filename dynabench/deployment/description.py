@@ -296,6 +296,12 @@ class Deployment:
         names = [pool.name for pool in self.pools]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"pools.{sorted(twice)[0]} is defined twice; expected each pool to have a different name")
+        for pool in self.pools:
+            if pool.name in ("prefill", "decode") and pool.role == "aggregated":
+                raise ValueError(
+                    f"pools.{pool.name}.role is 'aggregated', so its workers serve whole requests; expected role: {pool.name}, or "
+                    "another name for the pool"
+                )
         if not self.num_workers:
             raise ValueError("pools have 0 replicas in total; expected at least one worker")
         needed = sum(pool.num_gpus for pool in self.pools)

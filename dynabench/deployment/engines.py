@@ -14,16 +14,19 @@ from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import (
     flag_of,
     own_name,
+    refuse_idle_decoding,
     refuse_idle_encoder,
     refuse_idle_hicache,
     refuse_idle_lora,
     refuse_idle_speculation,
 )
-from mocker.contract import EngineSettings
+from mocker.contract import KV_EVENTS_OF_RANKS, EngineSettings
 from mocker.tiers.config import refuse_idle_tiers
 from mocker.timing.choose import SimulatedEngine, resolve
+from mocker.timing.groups import refuse_idle_retention
 from serving.model.card import Role
 from serving.model.context import refusal
+from serving.router import wants_kv_events
 from workloads import Workload, WorkloadError
 
 SIZES = (
@@ -78,6 +81,7 @@ def pools_of(deployment: Deployment) -> list[SimulatedPool]:
         ValueError: a pool is not simulated, pools serve several models, or a setting cannot be used.
     """
     check_one_model(deployment)
+    check_ranks(deployment)
     pools: list[SimulatedPool] = []
     for pool in deployment.pools:
         if pool.engine != "mocker":
@@ -90,6 +94,25 @@ def pools_of(deployment: Deployment) -> list[SimulatedPool]:
     if deployment.kv_store.kv_store_size:
         _check_store(deployment, [pool.engine for pool in pools if pool.replicas])
     return pools
+
+
+def check_ranks(deployment: Deployment) -> None:
+    """Refuse to route by the caches of ranks with attention DP.
+
+    Raises:
+        ValueError: a router mode looks at them.
+    """
+    for pool in deployment.pools:
+        config, mode = pool.engine_config, deployment.mode_of(pool.role)
+        has_cache = (
+            config.has_tree
+            if isinstance(config, SglangConfig)
+            else config.enable_block_reuse
+            if isinstance(config, TrtllmConfig)
+            else True
+        )
+        if pool.num_attention_ranks > 1 and has_cache and wants_kv_events(mode, deployment.router):
+            raise ValueError(f"router_mode {mode}: {KV_EVENTS_OF_RANKS}")
 
 
 def engines_of(deployment: Deployment) -> list[SimulatedEngine]:
@@ -145,7 +168,11 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     refuse_idle_lora(engines)
     refuse_idle_encoder(engines)
     refuse_idle_speculation(engines)
-    refuse_idle_hicache([pool.sglang for deployment in deployments for pool in deployment.pools])
+    pools = [pool for deployment in deployments for pool in deployment.pools]
+    refuse_idle_hicache([pool.sglang for pool in pools])
+    if not any(pool.role == "decode" for pool in pools):
+        refuse_idle_decoding([pool.sglang for pool in pools])
+    refuse_idle_retention([(pool.mocker, pool.timing) for pool in pools if pool.engine == "mocker"])
 
 
 def context_of(engines: Iterable[SimulatedEngine]) -> int:

@@ -77,7 +77,7 @@ def engine_command(pool: Pool) -> Launch:
     """Return the command line of the engine whose scheduler a pool has, or at least its step times; else vLLM's."""
     quantization = "fp8" if is_quantized_on_loading(pool.timing) else None
     has_its_times = pool.engine_type == "vllm" and pool.timing.timing_name == "roofline"
-    match pool.timing.timed_as if has_its_times else pool.engine_type:
+    match pool.timing.host_times if has_its_times else pool.engine_type:
         case "sglang":
             return sglang_command(pool, quantization)
         case "trtllm":

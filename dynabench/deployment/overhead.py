@@ -72,6 +72,6 @@ def _measured(timing: TimingConfig) -> Overhead:
             answer_s=found["answer_ms"] * 1e-3,
         )
     if timing.timing_name == "roofline" and timing.gpu is not None:
-        engine = find_engine(timing.timed_as, find_gpu(timing.gpu).architecture)
+        engine = find_engine(timing.host_times, find_gpu(timing.gpu).architecture)
         return Overhead(engine.request_s, engine.prompt_token_s)
     return Overhead()

@@ -183,8 +183,8 @@ def change_pool(pool: Pool, setting: str, value: Any) -> Pool:
         ValueError: the value is invalid.
     """
     part, _ = settings_of_pool(pool.engine)[setting]
-    if setting == "engine_type" and pool.timing.timed_as == pool.engine_type:  # the times are those of the engine
-        return replace(pool, engine_type=value, timing=replace(pool.timing, timed_as=value))
+    if setting == "engine_type" and pool.timing.host_times == pool.engine_type:  # the times are those of the engine
+        return replace(pool, engine_type=value, timing=replace(pool.timing, timed_as=None))
     if not part:
         return replace(pool, **{setting: value})
     name = field_of(setting) if part == "worker" else setting

@@ -31,14 +31,14 @@ VIRTUAL = ("overhead", "transfer", "fleet")
 
 
 def read_axis(text: str, settings: Settings) -> tuple[str, list[Any]]:
-    """Read `name=value,value,...`; `1..4` means 1,2,3,4, and `1..9..4` means 1,5,9.
+    """Read `name=value,value,...`; `1..4` means 1,2,3,4, `1..9..4` means 1,5,9, and a value with commas is in `[]`.
 
     Raises:
         ValueError: there is no such setting, or a value is invalid for it.
     """
     _, equals, rest = text.partition("=")
     name = setting_of(text)
-    texts = [value.strip() for value in re.split(r",(?![^(]*\))", rest) if value.strip()]
+    texts = [value.strip() for value in re.split(r",(?![^(]*\))(?![^\[]*\])", rest) if value.strip()]
     if not equals or not texts:
         raise ValueError(
             f"vary {text!r} is not understood; expected NAME=VALUE,VALUE,... such as num_gpu_blocks=1024,2048 or "
@@ -79,6 +79,8 @@ def convert(name: str, value: str, settings: Settings) -> Any:
         ValueError: there is no such setting, or the value is invalid for it.
     """
     hint = _hint(path_of(name, settings), settings)
+    if value.startswith("[") and value.endswith("]") and str in kinds(hint):
+        value = value[1:-1]  # a list, such as rates, is text with commas
     if value == "none" and type(None) in typing.get_args(hint):
         return None
     try:

@@ -5,15 +5,16 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.launch import engine_command
+from dynabench.experiment import rooms
 from dynabench.experiment.model_error import model_error
 from dynabench.experiment.speculation import speculation_of
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
 from mocker.config import NEWEST, SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
-from mocker.timing.choose import resolve, version_in
+from mocker.timing.choose import version_in
 from mocker.timing.config import TimingConfig
-from mocker.timing.groups import groups_of, is_one_table
+from mocker.timing.groups import is_one_table
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
 from workloads import Workload
@@ -21,6 +22,8 @@ from workloads.pacing import LoadConfig
 
 GENERIC = ("polynomial", "constant")
 """Step times of no particular GPU."""
+IN_OTHERS = "; in other arms: "
+"""Between values that have punctuation of their own."""
 MOST = 3
 """Differences between arms are listed individually up to this number."""
 
@@ -37,8 +40,9 @@ def head_of(
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
         "Scheduler": _schedulers([pool for deployment in deployments for pool in deployment.pools]),
-        "Room for KV": _rooms(decoders),
-        "KV groups": _each(_groups(pool) for pool in decoders if pool.engine == "mocker"),
+        "Room for KV": rooms.rooms(decoders, _span),
+        "KV groups": _each((rooms.groups(pool, _span) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
+        "LoRA": _each((rooms.adapters(pool) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -131,23 +135,6 @@ def _encoder(pool: Pool) -> str | None:
     return f"{said}; its weights and its cache take no memory here"
 
 
-def _groups(pool: Pool) -> str | None:
-    """Say how the layers of a model share blocks if they do not keep the same, and, if it fits, for how much KV is room."""
-    layout = groups_of(pool.engine_config, pool.timing)
-    if layout is None:
-        return None
-    width, sizes = max(len(group.layers) for group in layout.groups), _span(each.block_size for each in layout.groups)
-    groups = f"{layout.summary}, of up to {width} layers"
-    try:
-        engine = resolve(pool.engine_config, pool.timing)
-    except ValueError:  # it does not fit, which is said where that matters
-        return f"{groups}; blocks of {sizes} tokens"
-    return (
-        f"{groups}; {engine.num_usable_blocks:,} blocks of {sizes} tokens: room for {engine.num_usable_tokens:,} tokens in "
-        f"sequences of {engine.config.max_model_len:,}"
-    )
-
-
 def _longer_context(pool: Pool) -> str | None:
     """Say that a longer context is simulated than the model's own, which vLLM refuses."""
     given, own = pool.mocker.max_model_len, pool.timing.shape.context_length
@@ -171,20 +158,10 @@ def _scheduler(pool: Pool) -> str:
     return f"vLLM {version_in(pool.mocker, pool.timing)}'s"
 
 
-def _rooms(pools: Sequence[Pool]) -> str:
-    """Say how much KV an engine of each scheduler holds, if several are compared."""
-    simulated = [pool for pool in pools if pool.engine == "mocker"]
-    kinds = dict.fromkeys(pool.engine_type for pool in simulated)
-    if len(kinds) < 2:
-        return ""
-    rooms = [(pool.engine_type, resolve(pool.engine_config, pool.timing).num_usable_tokens) for pool in simulated]
-    return ", ".join(f"{kind} {_span(room for its, room in rooms if its == kind)} tokens" for kind in kinds)
-
-
-def _each(texts: Iterable[str | None]) -> str:
+def _each(texts: Iterable[str | None], between: str = " or ") -> str:
     """List the distinct values of the arms."""
     found = list(dict.fromkeys(filter(None, texts)))
-    return " or ".join(found) if len(found) <= MOST else f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
+    return between.join(found) if len(found) <= MOST else f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
 
 
 def _workload(workload: Workload, loads: Sequence[LoadConfig]) -> str:
@@ -277,7 +254,7 @@ def _span(values: Iterable[float]) -> str:
 def _launches(deployments: Sequence[Deployment]) -> str:
     """Return the command lines of the simulated engines, if a model and a GPU are given."""
     pools = [pool for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"]
-    return _each(_launch(pool) for pool in pools if pool.timing.gpu and pool.timing.model)
+    return _each((_launch(pool) for pool in pools if pool.timing.gpu and pool.timing.model), IN_OTHERS)
 
 
 def _launch(pool: Pool) -> str:

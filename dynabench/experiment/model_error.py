@@ -76,10 +76,12 @@ def model_error(timing: TimingConfig) -> MeasuredError | None:
         return None
     shape, gpu = timing.shape, find_gpu(timing.gpu).name
     near = [
-        case for case in KNOWN if (case.engine, case.gpu) == (timing.timed_as, gpu) and _distance(case, shape) <= WITHIN
+        case
+        for case in KNOWN
+        if (case.engine, case.gpu) == (timing.host_times, gpu) and _distance(case, shape) <= WITHIN
     ]
     if not near:
-        return HELD_OUT.get(timing.timed_as, OVERALL) if kind_of(shape) == "dense" else OVERALL
+        return HELD_OUT.get(timing.host_times, OVERALL) if kind_of(shape) == "dense" else OVERALL
     case = min(
         near,
         key=lambda case: (

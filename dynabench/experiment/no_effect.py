@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dynabench.deployment.description import Deployment, Pool
 from foundation.settings import changed
 from mocker.config import EngineType
+from serving.router.policies.modes import Mode
 from workloads import Workload
 
 BY_PRIORITY: dict[EngineType, str] = {
@@ -47,12 +48,23 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
             "max_tokens_per_mm_item, because no request has images or other media (`dynabench workload synth --images 2` makes "
             "some)"
         )
+    affine = [mode for deployment in deployments for mode in _modes(deployment) if Mode.parse(mode).adapter]
+    if affine and not workload.columns.adapters:
+        yield f"adapter({Mode.parse(affine[0]).adapter:g}) of router mode {affine[0]}, because no request asks for an adapter"
+    if clock == "virtual" and any(pool.mocker.lora_modules for pool in simulated):
+        yield "lora_modules, because in virtual time the adapters are those that requests name"
     idle = {name: pool.engine_type for pool in simulated for name in pool.simulated.idle}
     for name, kind in idle.items():
         yield f"{name}, where engine_type is {kind}"
     yield from dict.fromkeys(reason for pool in simulated for reason in _of_ranks(pool))
     if len({deployment.router_mode for deployment in deployments}) > 1 and all(map(_is_one_rank, deployments)):
         yield "with one worker, router modes differ at most in how long requests wait at the router"
+
+
+def _modes(deployment: Deployment) -> Iterator[str]:
+    """Yield the router modes of a deployment."""
+    yield deployment.router_mode
+    yield from [pool.router_mode for pool in deployment.pools if pool.router_mode is not None]
 
 
 def _of_ranks(pool: Pool) -> Iterator[str]:

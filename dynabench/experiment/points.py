@@ -102,6 +102,7 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         repeats=[] if "unknown" in states else [state == "met" for state in states],
         hits=tiers.hits(runs),
         tiers=figures.tiers or [],
+        drafts=figures.drafts or [],
         gpu_s=tiers.gpu_seconds(spent),
         spent=spent,
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,

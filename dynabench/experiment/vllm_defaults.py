@@ -10,7 +10,7 @@ from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, server_defaults
 def other_defaults(pool: Pool) -> str | None:
     """Name the settings that are at our defaults where vLLM's are others, with both; None if there are none."""
     timing = pool.timing
-    if timing.timing_name != "roofline" or timing.gpu is None or timing.timed_as != "vllm":
+    if timing.timing_name != "roofline" or timing.gpu is None or timing.host_times != "vllm":
         return None
     here = {name: getattr(pool.mocker, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
     here["gpu_memory_utilization"] = timing.gpu_memory_utilization

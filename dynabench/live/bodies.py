@@ -11,7 +11,7 @@ from dynabench.live.tls import tls_context
 from workloads import Request
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
-EXTRA_FIELDS = {"extra_fields": ["routing", "timing"]}
+EXTRA_FIELDS = {"extra_fields": ["routing", "timing", "num_tokens"]}
 SECRET_LENGTH = 8
 """Fewest characters of a word that is hidden: shorter ones are no secrets, and are part of many other words."""
 
@@ -24,7 +24,7 @@ class MeasuredServer(NamedTuple):
     prompts: Literal["tokens", "text", "chat"] = "tokens"
     api_key: str = ""
     is_ours: bool = False
-    """Whether every token arrives in its own event, so that events can be checked against the usage."""
+    """Whether events say how many tokens they have, if not one, so that they can be checked against the usage."""
     splits_answers: bool = False
     """Whether parsers split chats' answers into text, reasoning and calls of tools, whose events are not tokens."""
     tokens: range = TOKENS
@@ -77,7 +77,7 @@ class Bodies:
         return prompts == "chat" or (prompts == "text" and isinstance(request.content, list))
 
     def has_token_events(self, request: Request) -> bool:
-        """Return whether each token of a request's answer arrives in its own event; a forced call of a tool is split."""
+        """Return whether it is known how many tokens each event of an answer has; a forced call of a tool is split."""
         target = self._target
         if not target.is_ours or not self.is_chat(request):
             return target.is_ours
@@ -92,7 +92,7 @@ class Bodies:
             "model": request.adapter or target.model,
             limit: request.max_tokens(target.context),
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": _object((target.extra_body or {}).get("stream_options")) | {"include_usage": True},
         }
         if request.ends == "length":
             body["ignore_eos"] = True

@@ -56,7 +56,7 @@ class ClientCall:
             start: time 0 of the workload, on the client's clock.
             abort: gives the request up.
             on_end: called when the request is over, with the time.
-            has_token_events: whether each token arrives in its own event, so that none can get lost.
+            has_token_events: whether it is known how many tokens each event has, so that none can get lost.
         """
         self.number = number
         self._timeline = timeline

@@ -1,7 +1,8 @@
-"""Parse the events of a streamed answer as they arrive: count those with a token, and read the final ones.
+"""Parse the events of a streamed answer as they arrive: count their tokens, and read the final ones.
 
-Parsing takes a microsecond per event. So an event that differs from an earlier one only in its text is counted without
-parsing.
+An event has one token, unless it says otherwise: by the usage so far, or in our own frontend's extra data, for a step that
+made several. Parsing takes a microsecond per event. So an event that differs from an earlier one only in its text is counted
+without parsing.
 """
 
 import re
@@ -162,6 +163,8 @@ class Extra(msgspec.Struct):
 
     routing: EventRouting | None = None
     timing: Timing | None = None
+    num_tokens: Count | None = None
+    """Tokens of this event, if it has several."""
 
 
 class Event(msgspec.Struct):
@@ -182,6 +185,7 @@ class AnswerReader:
     __slots__ = (
         "_counts_all",
         "_has_nvext",
+        "_has_usages",
         "_last",
         "_max_events",
         "_num_events",
@@ -201,19 +205,20 @@ class AnswerReader:
 
         Args:
             max_tokens: the requested limit.
-            counts_all: whether events without text are tokens, too: our frontend sends an event for each token.
+            counts_all: whether events without text are tokens, too: our frontend sends an event for each step.
             has_nvext: whether to read our frontend's report of routing and times.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
         self._counts_all = counts_all
         self._has_nvext = has_nvext
+        self._has_usages = True  # until an event with a token has none
         self._rest = bytearray()
         self._last = b""
         self._pattern: tuple[bytes, bytes] | None = None  # the bytes before and after the text of a token's event
         self._num_patterns = 0
         self.num_tokens = 0
-        """The number of events that carried a token."""
+        """The number of tokens of the events."""
         self.usage: EventUsage | None = None
         self.routing: EventRouting | None = None
         self.timing: Timing | None = None
@@ -221,7 +226,7 @@ class AnswerReader:
         self.is_done = False
 
     def take(self, data: bytes) -> int:
-        """Process the bytes of a read; return how many of its events carry a token.
+        """Process the bytes of a read; return how many tokens its events carry.
 
         Raises:
             AnswerError: an event is malformed or too long.
@@ -241,11 +246,11 @@ class AnswerReader:
                 self._rest += data[cut:]
                 self._check_size()
                 data = data[:cut]
-        count = self._count(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
-        self.num_tokens += count
+        before = self.num_tokens
+        self._count(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
         if self._num_events > self._max_events:
             raise AnswerError(f"the answer does not end: {self._num_events} events arrived")
-        return count
+        return self.num_tokens - before
 
     def end(self) -> None:
         """Check that the answer is complete, after its body has ended.
@@ -254,7 +259,7 @@ class AnswerReader:
             AnswerError: it is not.
         """
         if rest := bytes(self._rest).strip():
-            self.num_tokens += self._read(rest.replace(b"\r\n", b"\n"))
+            self._read(rest.replace(b"\r\n", b"\n"))
         if not self.is_done:
             raise AnswerError(f"the stream ended without [DONE]: {one_line(self._last[-200:])}")
         if not self.num_tokens:
@@ -266,32 +271,35 @@ class AnswerReader:
         if len(self._rest) > EVENT_LIMIT:
             raise AnswerError(f"an event is longer than {EVENT_LIMIT:,} bytes: {one_line(bytes(self._rest[:100]))}")
 
-    def _count(self, events: bytes) -> int:
-        """Count the events with a token; those of a known pattern all at once."""
+    def _count(self, events: bytes) -> None:
+        """Count the tokens of events; those of a known pattern, each with one token, all at once."""
         if self._pattern is not None:
             before, after = self._pattern
             count = events.count(EVENT_END)
             if events.count(before) == count == events.count(after):
                 self._num_events += count
-                return count if self._counts_all else count - events.count(before + after)
+                self.num_tokens += count if self._counts_all else count - events.count(before + after)
+                return
         found = [event for event in events.split(EVENT_END) if event]
         self._num_events += len(found)
-        return sum(map(self._read, found))
+        for event in found:
+            self._read(event)
 
-    def _read(self, event: bytes) -> bool:
-        """Parse one event; return whether it carries a token."""
+    def _read(self, event: bytes) -> None:
+        """Parse one event, and count its tokens."""
         data = self._data(event)
         if not data:
-            return False
+            return
         if data.strip() == b"[DONE]":
             self.is_done = True
-            return False
-        self._last = data
+            return
+        self._last, count = data, None
         try:
             found = _decoder.decode(data)
             if self._has_nvext and (extra := msgspec.json.decode(found.nvext, type=Extra | None)):
                 self.routing = extra.routing or self.routing
                 self.timing = extra.timing or self.timing
+                count = extra.num_tokens
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise AnswerError(f"an event is malformed ({error}): {one_line(data, 200)}") from error
         if found.error is not None:
@@ -308,11 +316,24 @@ class AnswerReader:
                 raise AnswerError(f"the answer broke off: finish_reason {choice.finish_reason}")
             if choice.finish_reason:
                 self.finish_reason = one_line(choice.finish_reason, 40)
-        ends = [bool(choice.finish_reason) for choice in choices]
+        is_end = any(choice.finish_reason for choice in choices)
         is_token = any(choice.is_token if self._counts_all else choice.has_text for choice in choices)
-        if is_token and found.usage is None and not any(ends):
+        if is_token and found.usage is None and count is None and not is_end:
             self._learn(event)
-        return is_token
+        if choices and (so_far := self._so_far(found.usage, is_end=is_end)) is not None:
+            self.num_tokens = so_far
+        elif is_token:
+            self._has_usages = False
+            self.num_tokens += 1 if count is None else count
+
+    def _so_far(self, usage: EventUsage | None, *, is_end: bool) -> int | None:
+        """Return the tokens up to an event by its usage, if all events before it had one, too.
+
+        A server may send its only usage with the finish reason: then it does not say how many tokens that event has.
+        """
+        if usage is None or usage.completion_tokens is None or not self._has_usages or (is_end and not self.num_tokens):
+            return None
+        return max(usage.completion_tokens, self.num_tokens)
 
     def _data(self, event: bytes) -> bytes:
         """Return the data of an event; comments have none."""

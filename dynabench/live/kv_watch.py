@@ -1,4 +1,4 @@
-"""Watch the frontend's /metrics during a live run for the use of KV blocks and of KV tiers."""
+"""Watch the frontend's /metrics during a live run for the use of KV blocks and of KV tiers, and for drafts."""
 
 import asyncio
 import contextlib
@@ -9,13 +9,14 @@ from collections.abc import AsyncIterator, Mapping
 import aiohttp
 
 from dynabench.kv_use import KvUse
+from dynabench.live.draft_watch import DraftWatch
 from dynabench.live.http_client import clock
 from dynabench.live.models import body_of
 from dynabench.live.tier_watch import TierWatch
 
 EVERY_S = 0.5
 LATE_S = 1.0
-"""Time after the run until workers have reported the last activity of their tiers."""
+"""Time after the run until workers have reported the last activity of their tiers, and their last drafts."""
 PATIENCE_S = 5.0
 MAX_BYTES = 1 << 24
 _GAUGE = re.compile(rb'^\w+_kv_(active|total)_blocks\{[^}\n]*worker_type="(\w+)"[^}\n]*\} (\S+)$', re.MULTILINE)
@@ -24,13 +25,22 @@ _GAUGE = re.compile(rb'^\w+_kv_(active|total)_blocks\{[^}\n]*worker_type="(\w+)"
 class KvWatch:
     """The share over time, by role, since this object was made; a role counts once all its ranks have reported."""
 
-    def __init__(self, url: str, num_ranks: Mapping[str, int]) -> None:
+    def __init__(self, url: str, num_ranks: Mapping[str, int], *, has_counts: bool = False) -> None:
+        """Prepare to watch.
+
+        Args:
+            url: of the frontend.
+            num_ranks: by role.
+            has_counts: whether workers count what belongs to a run: then it begins and ends with their report.
+        """
+        self._has_counts = has_counts
         self._url = f"{url}/metrics"
         self._num_ranks = num_ranks
         self._start_s = self._until_s = clock()
         self._uses: dict[str, KvUse] = {}
         self._end_s = math.inf
         self.tiers = TierWatch()
+        self.drafts = DraftWatch()
 
     def shares(self) -> dict[str, tuple[float, tuple[float, ...]]]:
         """Return the length of a window (s) and the mean share in each, by role; roles without reports are left out."""
@@ -40,23 +50,28 @@ class KvWatch:
     @contextlib.asynccontextmanager
     async def watching(self) -> AsyncIterator["KvWatch"]:
         """Poll until the block ends; unanswered polls leave a gap."""
-        asking = asyncio.create_task(self._ask())
-        try:
-            yield self
-        finally:
-            self._end_s = clock()
-            if self.tiers.has_any:
-                await asyncio.sleep(LATE_S)
-            asking.cancel()
-            await asyncio.wait([asking])
-
-    async def _ask(self) -> None:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
-            while True:
-                with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
-                    async with session.get(self._url) as response:
-                        self._note(await body_of(response, MAX_BYTES))
-                await asyncio.sleep(EVERY_S)
+            if self._has_counts:
+                await self._ask(session)
+            asking = asyncio.create_task(self._keep_asking(session))
+            try:
+                yield self
+            finally:
+                self._end_s = clock()
+                if self._has_counts or self.tiers.has_any:
+                    await asyncio.sleep(LATE_S)
+                asking.cancel()
+                await asyncio.wait([asking])
+
+    async def _keep_asking(self, session: aiohttp.ClientSession) -> None:
+        while True:
+            await self._ask(session)
+            await asyncio.sleep(EVERY_S)
+
+    async def _ask(self, session: aiohttp.ClientSession) -> None:
+        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError, TimeoutError):
+            async with session.get(self._url) as response:
+                self._note(await body_of(response, MAX_BYTES))
 
     def _note(self, text: bytes) -> None:
         """Record the present share for the time since the last answer."""
@@ -73,3 +88,4 @@ class KvWatch:
                 self._uses[role].add(self._until_s - self._start_s, now - self._start_s, share)
         self._until_s = now
         self.tiers.note(text)
+        self.drafts.note(text)

@@ -97,7 +97,8 @@ def measure(
             if watch is None or stack is None:
                 return record
             kv = _kv_use(run.deployment, watch)
-            record = replace(record, kv=kv, tiers=watch.tiers.uses(run.deployment, wall_s))
+            tiers, drafts = watch.tiers.uses(run.deployment, wall_s), watch.drafts.uses(run.deployment, workload)
+            record = replace(record, kv=kv, tiers=tiers, drafts=drafts)
             return with_fleet(record, stack.hands.fleet_use(start, start + wall_s), run.deployment)
 
     with contextlib.ExitStack() as stack:
@@ -153,7 +154,8 @@ def _watching_kv(target: MeasuredServer, deployment: Deployment) -> contextlib.A
     num_ranks: dict[str, int] = {}
     for pool in deployment.pools:
         num_ranks[pool.role] = num_ranks.get(pool.role, 0) + num_ranks_of(pool)
-    return KvWatch(target.url, num_ranks).watching()
+    speculates = any(pool.engine == "mocker" and pool.mocker.num_speculative_tokens for pool in deployment.pools)
+    return KvWatch(target.url, num_ranks, has_counts=speculates).watching()
 
 
 def _kv_use(deployment: Deployment, watch: KvWatch) -> tuple[KvOverTime, ...]:

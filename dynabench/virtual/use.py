@@ -12,21 +12,19 @@ from msgspec import structs
 
 from dynabench.deployment.engines import SimulatedPool
 from dynabench.deployment.prefill import prefill_s
+from dynabench.draft_gains import gains_of
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rank import Rank
 from mocker.network import links
 from mocker.tiers.host_link import Direction
 from mocker.tiers.storage import Storage
-from mocker.timing.choose import SimulatedEngine
-from mocker.timing.drafting import Speculating
 from reports.figures.adapters import adapters_asked
 from reports.record.fleet import FleetUse, PoolFleet
 from reports.record.pools import (
     AdapterUse,
     DraftUse,
     EncoderUse,
-    Gain,
     KvOverTime,
     LinkUse,
     PoolUse,
@@ -35,9 +33,6 @@ from reports.record.pools import (
     Use,
 )
 from reports.record.records import Requests
-
-STEP_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Sequences in a step for which the report says what speculation gives."""
 
 
 class Crew(NamedTuple):
@@ -100,7 +95,7 @@ def draft_use(cluster: Cluster) -> tuple[DraftUse, ...]:
             accepted = tuple(map(sum, zip(*[each.accepted for each in counts], strict=True)))
             steps, batches = sum([each.steps for each in counts]), sum([each.batches for each in counts])
             use = DraftUse(pool.name, steps, sum([each.drafts for each in counts]), accepted, steps / max(batches, 1))
-            found.append(structs.replace(use, gains=_gains(pool.engine, use.length, cluster)))
+            found.append(structs.replace(use, gains=gains_of(pool.engine, use.length, cluster.workload)))
     return tuple(found)
 
 
@@ -125,17 +120,6 @@ def encoder_use(cluster: Cluster, requests: Requests) -> tuple[EncoderUse, ...]:
         )
         found.append(use)
     return tuple(found)
-
-
-def _gains(engine: SimulatedEngine, length: float, cluster: Cluster) -> tuple[Gain, ...]:
-    """Return what speculation gives a step, by its sequences, each with the mean context of the workload's answers."""
-    timing, columns = engine.timing, cluster.workload.columns
-    if not isinstance(timing, Speculating):
-        return ()
-    context = int(columns.input_length.mean() + columns.output_length.mean() / 2)
-    room = engine.num_usable_blocks // engine.num_blocks_decoding(context)
-    sizes = [size for size in STEP_SIZES if size <= min(engine.config.max_num_seqs, room)]
-    return tuple([Gain(size, timing.gain(size, size * context, length, len(engine.acceptance))) for size in sizes])
 
 
 def tier_use(cluster: Cluster, requests: Requests) -> tuple[TierUse, ...]:

@@ -28,12 +28,11 @@ def new_sglang_core(
     host: HostMemory | None = None,
     layout: KvLayout | None = None,
     *,
-    max_loras: int | None = None,
     kv_events: bool = True,
 ) -> SglangCore:
     """Return an idle core for the role that the settings give; see `new_engine` for the arguments."""
     core = CORES.get(config.disaggregation_mode, SglangCore)
-    return core(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+    return core(config, num_blocks, host, layout, kv_events=kv_events)
 
 
 class SglangPrefillCore(SglangCore):
@@ -46,10 +45,9 @@ class SglangPrefillCore(SglangCore):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, kv_events=kv_events)
         self._kept: dict[Sequence, Request] = {}
 
     def _new_scheduler(self, num_pages: int, num_host_pages: int) -> Scheduler:
@@ -95,10 +93,9 @@ class SglangDecodeCore(SglangCore):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, kv_events=kv_events)
         scheduler = self.scheduler
         assert isinstance(scheduler, DecodeScheduler)
         self._decoder = scheduler

@@ -12,6 +12,13 @@ SchedulePolicy = Literal["fcfs", "lof", "lpm", "dfs-weight", "hrrn", "shortest-p
 WritePolicy = Literal["write_through", "write_through_selective", "write_back"]
 LoadBalanceMethod = Literal["auto", "round_robin", "total_requests", "total_tokens"]
 EvictionPolicy = Literal["lru", "lfu", "fifo", "mru", "filo", "slru", "priority"]
+OF_DECODE = (
+    "num_reserved_decode_tokens",
+    "disaggregation_decode_enable_radix_cache",
+    "disaggregation_decode_extra_slots",
+)
+"""Settings that only decode workers have."""
+
 DisaggregationMode = Literal["null", "prefill", "decode"]
 INITIAL_RATIO = 0.7
 LEAST_SHARE = 0.14

@@ -44,7 +44,6 @@ class SglangCore(Core):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
         """Start idle; see `new_engine` for the arguments.
@@ -56,8 +55,6 @@ class SglangCore(Core):
             raise ValueError("SGLang's scheduler with layers that do not keep all tokens is not modelled yet")
         if host is not None and host.tiers:
             raise ValueError("storage behind SGLang's host memory (hicache_storage_backend) is not modelled yet")
-        if max_loras is not None:
-            raise ValueError("SGLang's scheduler with adapters (LoRA) is not modelled yet")
         self.config = config
         self.outbox = Outbox()
         self.pause: Pause | None = None

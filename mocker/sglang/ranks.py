@@ -13,7 +13,7 @@ Source: SGLang 0.5.23, `srt/managers/scheduler_components/dp_attn.py` (`prepare_
 from collections.abc import Iterable
 
 from mocker.batch import Batch, BatchOfRanks
-from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.contract import KV_EVENTS_OF_RANKS, Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
 from mocker.models.kv_groups import KvLayout
 from mocker.prefix_cache_stats import PrefixCacheStats
@@ -23,11 +23,6 @@ from mocker.sglang.controller import Controller
 from mocker.sglang.core import SglangCore
 from mocker.sglang.rows import Work
 from mocker.tiers.config import HostMemory
-
-KV_EVENTS_OF_RANKS = (
-    "KV events of ranks with attention DP are not modelled yet: routers would have to know the caches of ranks; choose a "
-    "router mode that looks at no caches, or turn prefix caching off"
-)
 
 
 class SglangRanks(Core):
@@ -41,7 +36,6 @@ class SglangRanks(Core):
         layout: KvLayout | None = None,
         *,
         num_ranks: int,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
         """Start idle, with `num_blocks` for each rank; see `new_engine` for the other arguments.
@@ -52,9 +46,7 @@ class SglangRanks(Core):
         if kv_events and not config.disable_radix_cache:
             raise ValueError(KV_EVENTS_OF_RANKS)
         own = config.of_rank(num_ranks)
-        self.ranks = [
-            SglangCore(own, num_blocks, host, layout, max_loras=max_loras, kv_events=False) for _ in range(num_ranks)
-        ]
+        self.ranks = [SglangCore(own, num_blocks, host, layout, kv_events=False) for _ in range(num_ranks)]
         self.outbox = Outbox()
         self.pause: Pause | None = None
         self.running: list[Sequence] = []

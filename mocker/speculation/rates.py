@@ -44,7 +44,9 @@ def _listed(text: str, num_drafts: int) -> tuple[float, ...]:
     try:
         rates = tuple([float(part) for part in text.split(",")])
     except ValueError:
-        raise ValueError(f"acceptance_rates is {text!r}; expected numbers with commas, such as 0.8,0.5,0.3") from None
+        raise ValueError(
+            f"acceptance_rates is {text!r}; expected numbers with commas, such as 0.8,0.5,0.3 (to vary them: [0.8,0.5,0.3],[0.9,0.7,0.5])"
+        ) from None
     try:
         check_rates(rates)
     except ValueError as error:

@@ -64,8 +64,8 @@ class TimingConfig:
     """Bandwidth of all-reduces between the engine's GPUs (GB/s of NCCL's bus bandwidth), if it differs from the bundled
     GPU's."""
 
-    timed_as: Literal["vllm", "sglang", "trtllm"] = "vllm"
-    """Engine whose host times are added to the roofline."""
+    timed_as: Literal["vllm", "sglang", "trtllm"] | None = None
+    """Engine whose host times are added to the roofline (default: that of engine_type)."""
 
     constant_prefill_ms: NotNegative = 20.0
     """Duration of the prefill part of a step, for the constant step-time model (ms)."""
@@ -132,6 +132,11 @@ class TimingConfig:
     def calibration(self) -> str | None:
         """The file of a calibrated engine, if the step times come from one."""
         return self.timing_file if self.timing_name == "calibrated" else None
+
+    @property
+    def host_times(self) -> Literal["vllm", "sglang", "trtllm"]:
+        """The engine whose host times these are."""
+        return self.timed_as or "vllm"
 
     @property
     def speedup(self) -> float:

@@ -13,6 +13,16 @@ from mocker.timing.parts import drafter_coefficients, layer_with_head
 from mocker.timing.roofline import Coefficients, Roofline
 from mocker.vllm.config import EngineConfig
 
+WITH_MTP = frozenset(
+    [
+        *("deepseek_v3", "deepseek_v32", "deepseek_v4", "deepseek_ref", "glm_moe_dsa", "kimi_k3", "pangu_ultra_moe"),
+        *("mimo", "mimo_v2", "mimo_v2_flash", "glm4_moe", "glm4_moe_lite", "glm4v_moe", "glm_ocr_text", "glm5_next"),
+        *("ernie4_5_moe", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe", "longcat_flash", "dots3_note"),
+        *("bailing_hybrid", "exaone_moe", "exaone4_5", "step3p5", "minimax_m3", "hy_v3", "hy_v4", "gemma4"),
+    ]
+)
+"""Architectures whose models have layers that predict further tokens, as vLLM 0.32 drafts with them (`config/speculative.py`)."""
+
 
 def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
     """Return how long drafting takes.
@@ -24,6 +34,11 @@ def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
     if (method == "draft_model") != (engine.draft_model is not None):
         raise ValueError(
             f"speculative_method is {method}, and draft_model is {engine.draft_model}; expected both to be of a draft model"
+        )
+    if method == "mtp" and timing.timing_name == "roofline" and timing.shape.architecture not in WITH_MTP:
+        raise ValueError(
+            f"speculative_method is mtp, and models of the architecture {timing.shape.architecture}, as {timing.model}, have no "
+            "layers that predict further tokens (MTP); expected another method, such as eagle3"
         )
     speedup = timing.decode_speedup
     if engine.drafting_ms is not None:
@@ -56,7 +71,7 @@ def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
     return drafter_coefficients(
         find_model(engine.draft_model) if engine.draft_model else layer_with_head(timing.shape),
         gpu,
-        find_engine(timing.timed_as, gpu.architecture),
+        find_engine(timing.host_times, gpu.architecture),
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=expert_parallel_size(engine, timing),
         kv_dtype=timing.kv_dtype,

@@ -41,7 +41,7 @@ def roofline_of(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int)
     found = coefficients(
         timing.shape,
         gpu,
-        find_engine(timing.timed_as, gpu.architecture),
+        find_engine(timing.host_times, gpu.architecture),
         tensor_parallel_size=timing.tensor_parallel_size,
         expert_parallel_size=expert_parallel_size(engine, timing),
         attention_ranks=num_busy_ranks,

@@ -1,5 +1,7 @@
 """How the layers of an engine's model keep KV: in one table, or in groups, each with its own."""
 
+from collections.abc import Collection
+
 from mocker.contract import EngineSettings
 from mocker.models.kv_cache import kv_cache, layers_of
 from mocker.models.kv_groups import KvLayout
@@ -51,6 +53,21 @@ def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
         drafter=drafter,
         is_one_table=transfers,
     ).layout
+
+
+def refuse_idle_retention(engines: Collection[tuple[EngineConfig, TimingConfig]]) -> None:
+    """Refuse to set which prefixes windows and states keep if no engine of an experiment has either.
+
+    Raises:
+        ValueError: it is set.
+    """
+    given = [engine for engine, _ in engines if engine.prefix_cache_retention_interval != 0]
+    if given and not any(groups_of(engine, timing) for engine, timing in engines):
+        interval = given[0].prefix_cache_retention_interval
+        raise ValueError(
+            f"prefix_cache_retention_interval is {'none' if interval is None else interval}, but no engine has layers that "
+            "keep windows or states; expected 0, or a gpu and a model that has such layers"
+        )
 
 
 def context_length(timing: TimingConfig) -> int | None:

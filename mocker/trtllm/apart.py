@@ -29,12 +29,11 @@ def new_trtllm_core(
     host: HostMemory | None = None,
     layout: KvLayout | None = None,
     *,
-    max_loras: int | None = None,
     kv_events: bool = True,
 ) -> TrtllmCore:
     """Return an idle core for the role that the settings give; see `new_engine` for the arguments."""
     core = CORES.get(config.server_role, TrtllmCore)
-    return core(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+    return core(config, num_blocks, host, layout, kv_events=kv_events)
 
 
 class TrtllmContextCore(TrtllmCore):
@@ -47,10 +46,9 @@ class TrtllmContextCore(TrtllmCore):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, kv_events=kv_events)
         self._kept: dict[Sequence, Request] = {}
 
     def _remove(self, ended: list[Request]) -> list[Sequence]:
@@ -92,10 +90,9 @@ class TrtllmGenerationCore(TrtllmCore):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
-        super().__init__(config, num_blocks, host, layout, max_loras=max_loras, kv_events=kv_events)
+        super().__init__(config, num_blocks, host, layout, kv_events=kv_events)
         self._loading: dict[Sequence, Request] = {}
         """Those whose KV is on its way, aborted ones included."""
         self._arrived: dict[Sequence, Request] = {}

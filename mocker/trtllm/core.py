@@ -46,7 +46,6 @@ class TrtllmCore(Core):
         layout: KvLayout | None = None,
         *,
         num_ranks: int = 1,
-        max_loras: int | None = None,
         kv_events: bool = True,
     ) -> None:
         """Start idle; see `new_engine` for the arguments. TensorRT-LLM has no null block: all blocks hold tokens.
@@ -54,7 +53,7 @@ class TrtllmCore(Core):
         Raises:
             ValueError: something is asked for that is not modelled.
         """
-        _refuse(host, layout, max_loras)
+        _refuse(host, layout)
         if num_ranks > 1 and kv_events and config.enable_block_reuse:
             raise ValueError(KV_EVENTS_OF_RANKS)
         self.config = config
@@ -407,12 +406,11 @@ class TrtllmCore(Core):
         return found
 
 
-def _refuse(host: HostMemory | None, layout: KvLayout | None, max_loras: int | None) -> None:
+def _refuse(host: HostMemory | None, layout: KvLayout | None) -> None:
     """Refuse what the scheduler has and the core does not model yet, or neither of them."""
     asked = {
         "host memory for KV": host is not None,
         "layers that do not keep all tokens": layout is not None,
-        "LoRA adapters": max_loras is not None,
     }
     for name, is_asked in asked.items():
         if is_asked:

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
 
-from foundation.settings import Count, NotNegative, Whole
+from foundation.settings import Count, Whole
 from mocker.contract import KvRole
 from mocker.tiers.config import OffloadConfig
 from mocker.vllm.kv_transfer_config import settings_of
@@ -13,6 +13,11 @@ from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 
 OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
 """Settings that have an effect only with adapters."""
+
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM has kernels for (0.32 and 0.33, `config/lora.py`: `MaxLoRARanks`)."""
+Milliseconds = Annotated[float, Meta(ge=0, le=1_000_000)]
+"""Up to a quarter of an hour, which no step takes."""
 
 SpeculativeMethod = Literal["ngram", "ngram_gpu", "draft_model", "eagle", "eagle3", "mtp"]
 SPECULATIVE_METHODS: tuple[SpeculativeMethod, ...] = get_args(SpeculativeMethod)
@@ -108,13 +113,13 @@ class EngineConfig(OffloadConfig):
     """Most adapters in host memory, those on the GPU included (default: max_loras, as in vLLM)."""
 
     max_lora_rank: Count = 16
-    """Rank of the adapters, from which their size follows."""
+    """Rank of the adapters, from which their size follows (1, 8, 16, 32, 64, 128, 256, 320 or 512, as in vLLM)."""
 
-    lora_load_ms: NotNegative | None = None
+    lora_load_ms: Milliseconds | None = None
     """Time to copy an adapter from host memory to the GPU; the step that needs it waits (ms; default: its bytes at
     host_bandwidth_gb_s; without --model, those of an adapter for Llama 3.1 8B)."""
 
-    lora_read_ms: NotNegative = 100.0
+    lora_read_ms: Milliseconds = 100.0
     """Time to read an adapter from disk that is not in host memory; the step waits, too (ms)."""
 
     num_speculative_tokens: Whole = 0
@@ -144,7 +149,7 @@ class EngineConfig(OffloadConfig):
     acceptance_mode: AcceptanceMode = "thinking_on"
     """Which of the curves of a golden_al_distribution to use."""
 
-    drafting_ms: NotNegative | None = None
+    drafting_ms: Milliseconds | None = None
     """Time that drafting adds to each step (ms; default: computed for the model on its GPU, and 0 for ngram)."""
 
     max_tokens_per_mm_item: Count | None = None
@@ -155,7 +160,7 @@ class EngineConfig(OffloadConfig):
     disable_chunked_mm_input: bool = False
     """Compute the tokens of an item in one step."""
 
-    encoding_ms_per_1000_tokens: NotNegative = 0.0
+    encoding_ms_per_1000_tokens: Milliseconds = 0.0
     """Time that the encoder adds to a step for each 1,000 tokens that it makes (ms; 0: it takes no time)."""
 
     kv_role: KvRole | None = None
@@ -236,6 +241,9 @@ class EngineConfig(OffloadConfig):
                 f"max_cpu_loras is {self.max_cpu_loras}, and max_loras is {self.max_loras}; expected at least as many: those "
                 "on the GPU are in host memory, too"
             )
+        if self.max_lora_rank not in LORA_RANKS:
+            ranks = ", ".join(map(str, LORA_RANKS))
+            raise ValueError(f"max_lora_rank is {self.max_lora_rank}; expected one that vLLM takes: {ranks}")
         if self.prefill_schedule_interval > 1 and self.dp_size > 1:
             raise ValueError(
                 f"prefill_schedule_interval is {self.prefill_schedule_interval}, and dp_size is {self.dp_size}; expected 1 of "

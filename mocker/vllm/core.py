@@ -21,7 +21,6 @@ class VllmCore(Scheduler):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         kv_events: bool = True,
         drafter: Drafter | None = None,
         num_stages: int = 1,
@@ -34,7 +33,6 @@ class VllmCore(Scheduler):
             num_blocks: KV blocks.
             host: its host memory.
             layout: the groups of layers that keep different things, if there are any.
-            max_loras: how many adapters may run in one iteration.
             kv_events: report KV events.
             drafter: answers for drafts; needed with speculation.
             num_stages: stages of the model's pipeline. So many batches are in flight, and with asynchronous scheduling
@@ -47,7 +45,6 @@ class VllmCore(Scheduler):
             num_blocks,
             host,
             layout,
-            max_loras=max_loras,
             drafter=drafter,
             num_stages=num_stages,
             is_counted=is_counted,

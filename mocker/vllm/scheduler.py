@@ -58,7 +58,6 @@ class Scheduler(Core):
         host: HostMemory | None = None,
         layout: KvLayout | None = None,
         *,
-        max_loras: int | None = None,
         drafter: Drafter | None = None,
         num_stages: int = 1,
         is_counted: bool = False,
@@ -74,9 +73,7 @@ class Scheduler(Core):
         )
         memory = Memory(config, num_blocks, host, outbox, groups=groups, num_stages=num_stages)
         queues = Queues(by_priority=config.scheduling_policy == "priority")
-        if max_loras is None and config.enable_lora:
-            max_loras = config.max_loras
-        adapters = None if max_loras is None else AdapterSeats(max_loras, config.rules)
+        adapters = AdapterSeats(config.max_loras, config.rules) if config.enable_lora else None
         self._has_host = memory.has_host
         self._has_groups = memory.has_groups
         self._queues = queues

@@ -120,6 +120,31 @@ def _error_between(first: PointSeries, second: PointSeries, metric: str, statist
     return math.hypot(*(float(each.std(ddof=1)) / math.sqrt(len(each)) for each in (before, after)))
 
 
+LOADS = (
+    *(
+        "concurrency",
+        "max_concurrency",
+        "session_concurrency",
+        "rate",
+        "rate_scale",
+        "rate_to",
+        "rate_profile",
+        "burstiness",
+    ),
+    *("arrival", "thin", "isl_scale", "osl_scale", "cap_isl", "max_requests", "start_s", "duration_s"),
+)
+"""Settings of what is sent, by their names: latencies at different ones say nothing about the deployment."""
+
+
+def by_load(points: Sequence[Point]) -> list[list[Point]]:
+    """Group points that are sent the same."""
+    groups: dict[str, list[Point]] = {}
+    for point in points:
+        load = {name: value for name, value in point.changes.items() if name.rpartition(".")[2] in LOADS}
+        groups.setdefault(json.dumps(load, sort_keys=True), []).append(point)
+    return list(groups.values())
+
+
 def by_rest(points: Sequence[Point]) -> dict[str, list[Point]]:
     """Group points that differ in their router mode only."""
     groups: dict[str, list[Point]] = {}

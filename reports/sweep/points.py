@@ -12,7 +12,7 @@ from reports.figures.outcomes import Outcome, State, state_of
 from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.figures.tiers import Hits, Spent
-from reports.record.pools import TierUse
+from reports.record.pools import DraftUse, TierUse
 from reports.tables.grid import Grid
 
 
@@ -84,6 +84,8 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """Where prompt tokens came from; None if that is not known."""
     tiers: list[TierUse] = []
     """What KV tiers held and moved; empty if there are none."""
+    drafts: list[DraftUse] = []
+    """What came of drafts, by pool; empty without speculation."""
     gpu_s: float | None = None
     """GPU-seconds, the mean over the repeats."""
     spent: list[Spent] = []
@@ -200,5 +202,14 @@ class Sweep(msgspec.Struct, frozen=True):
     """Where TTFT goes at each point; only if some workers only prefill."""
     tiers: Grid | None = None
     """What KV tiers contributed at each point; only if there are any."""
+    drafts: Grid | None = None
+    """What came of drafts at each point; only if any speculates."""
+    gains: Grid | None = None
+    """Where speculation pays, by point."""
     best: dict[str, list[str]] = {}
     """The points that tie as best (within the limits, if any are), by the settings other than the router mode, as JSON."""
+
+    @property
+    def grids(self) -> list[Grid]:
+        """The small tables after the table that are not empty."""
+        return [grid for grid in (self.split, self.drafts, self.gains, self.tiers) if grid is not None]

@@ -79,7 +79,7 @@ def _write(
         points=shown[0],
         more=shown[1:],
         row_arms=[_line_of(row, sweep) for row in rows],
-        grids=[grid for grid in (summary.split, summary.tiers) if grid],
+        grids=summary.grids,
         formulas=FORMULAS
         | ({"ttst": TTST_FORMULA} if summary.split else {})
         | (tiers.FORMULAS if summary.tiers else {})

@@ -20,6 +20,7 @@ from reports.sweep.best_point import best_of, by_rest
 from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep, name_and_point
 from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, value_shown
 from reports.sweep.verdict import grid_verdict
+from reports.tables import drafts as draft_table
 from reports.tables import grid
 from reports.tables import tiers as tier_table
 from reports.tables.grid import Grid, GridColumn
@@ -59,6 +60,8 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         points=rows,
         split=_split(rows),
         tiers=tier_table.swept(_points(rows), _axes(rows)),
+        drafts=draft_table.swept_drafts(_points(rows)),
+        gains=draft_table.swept_gains(_points(rows)),
     )
 
 
@@ -294,6 +297,12 @@ def _flat(value: dict[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
         elif name == "tiers":
             for use in part:
                 yield from _flat(use, f"{path}tiers.{use.pop('pool')}.{use.pop('tier')}.")
+        elif name == "drafts" and isinstance(part, list):
+            for use in part:
+                its = f"{path}drafts.{use.pop('name')}."
+                accepted = {f"accepted.{place}": count for place, count in enumerate(use.pop("accepted"), 1)}
+                ratios = {f"gain.{gain['sequences']}": gain["ratio"] for gain in use.pop("gains")}
+                yield from _flat(use | accepted | ratios, its)
         elif name == "interval":
             yield from (
                 (f"{path}{name}.{end}", value) for end, value in zip(("low", "high"), part or ("", ""), strict=True)

@@ -11,7 +11,7 @@ from reports.figures.outcomes import binding
 from reports.figures.tier_sizes import Sized, enough
 from reports.figures.tiers import overlap_remark
 from reports.key import without_shared
-from reports.sweep.best_point import BestPoints, best_of, by_rest, compared, point_failures
+from reports.sweep.best_point import LOADS, BestPoints, best_of, by_load, by_rest, compared, point_failures
 from reports.sweep.points import Impossible, Point
 from reports.tables.tiers import saved_along
 from reports.verdicts.engines import EngineError, between_engines
@@ -80,7 +80,9 @@ def _best(points: list[Point], axes: list[str], elsewhere: Mapping[str, str | No
     near = enough(_sized(points), "lowest mean TTFT", is_lower_better=True)
     if "router_mode" in axes and len(axes) > 1 and not near:
         return text + _failed(by_rest(kept).values()) + _by_mode(kept, elsewhere, within)
-    return text + _failed([kept]) + _lowest_ttft(kept, elsewhere, within) + f" {near}" * bool(near)
+    loads = by_load(kept)
+    best = _lowest_ttft(kept, elsewhere, within) if len(loads) == 1 else _at_equal_load(loads, within)
+    return text + _failed(loads) + best + f" {near}" * bool(near)
 
 
 def _failed(groups: Iterable[Sequence[Point]]) -> str:
@@ -118,6 +120,27 @@ def _wins(points: list[Point], within: str) -> str:
     first, *others = [f"{mode} in {count}" for mode, count in wins.most_common()]
     ties = "; ties count for each" * any(len(group) > 1 for group in groups)
     return f" Lowest mean E2E latency{within}: {', '.join([f'{first} of {len(groups)}', *others])}{ties}."
+
+
+def _at_equal_load(loads: Sequence[Sequence[Point]], within: str) -> str:
+    """Say at how many loads each combination of the other settings has the lowest mean E2E latency, or ties with it."""
+    if all(len(points) == 1 for points in loads):
+        return " They differ in what is sent, so their latencies are not compared."
+    groups = [best_of(points, ("e2e_sched",)).points for points in loads if len(points) > 1]
+    wins = Counter(without_load(point.name) for points in groups for point in points)
+    if not wins:
+        return ""
+    count = sum(map(bool, groups))
+    first, *others = [f"{name} at {won}" for name, won in wins.most_common()]
+    ties = "; ties count for each" * any(len(points) > 1 for points in groups)
+    loads_said = f"{first} of {count} loads" if count > 1 else first.removesuffix(" at 1")
+    return f" Lowest mean E2E latency at the same load{within}: {', '.join([loads_said, *others])}{ties}."
+
+
+def without_load(name: str) -> str:
+    """Return the name of a point without the settings of what is sent."""
+    parts = [part for part in name.split(", ") if part.partition(" ")[0].rpartition(".")[2] not in LOADS]
+    return ", ".join(parts) or name
 
 
 def _lowest_ttft(points: list[Point], elsewhere: Mapping[str, str | None], within: str) -> str:

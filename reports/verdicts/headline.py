@@ -34,7 +34,7 @@ def heading(manifest: dict[str, Any]) -> list[str]:
 def understood(said: Mapping[str, str]) -> list[str]:
     """Say what was understood of a model whose times are simulated, how its layers keep KV, and what is approximated."""
     model = said.get("Model", "")
-    names = ["Model"] * (": " in model) + [name for name in ("KV groups", "Approximated") if name in said]
+    names = ["Model"] * (": " in model) + [name for name in ("KV groups", "LoRA", "Approximated") if name in said]
     return [f"{name}: {said[name]}." for name in names]
 
 

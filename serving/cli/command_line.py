@@ -3,6 +3,7 @@
 import os
 import sys
 import typing
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from cyclopts import CoercionError, Group, Parameter, UnusedCliTokensError
@@ -64,6 +65,12 @@ def program(name: str, about: str, **options: Any) -> CommandLine:
         questions=QUESTIONS,
         **options,
     )
+
+
+def settings_named(words: Sequence[str]) -> frozenset[str]:
+    """Return the names of the settings that a command line gives, at whatever values."""
+    flags = [word.partition("=")[0].removeprefix("--") for word in words if word.startswith("--")]
+    return frozenset(flag.removeprefix("no-").replace("-", "_") for flag in flags)
 
 
 def reason(error: Exception) -> str:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import Verbosity, flat, open_standard_streams, program, reason
+from serving.cli.command_line import Verbosity, flat, open_standard_streams, program, reason, settings_named
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import (
     AnswerConfig,
@@ -169,7 +169,7 @@ def mocker(
     set_up(verbose)
     simulated = SimulatedConfig(scheduler, engine, sglang, trtllm, timing)
     if extra_engine_args is not None:
-        simulated = engine_settings(extra_engine_args, simulated)
+        simulated = engine_settings(extra_engine_args, simulated, named=settings_named(sys.argv[1:]))
     simulated.refuse_idle()
     refuse_idle_tiers([simulated.vllm], has_store=bool(transfer.kv_store))
     worker, simulated, answers, transfer, lease, network = _resolve(
@@ -352,12 +352,13 @@ def _resolve(*given: Any) -> tuple[Any, ...]:
     return tuple(msgspec.convert(part, type(value), dec_hook=lambda kind, text: kind(text)) for part, value in parts)
 
 
-def engine_settings(path: Path, given: SimulatedConfig) -> SimulatedConfig:
-    """Read settings of a simulated engine from a JSON file; settings that already differ from their defaults win.
+def engine_settings(path: Path, given: SimulatedConfig, *, named: Collection[str] = frozenset()) -> SimulatedConfig:
+    """Read settings of a simulated engine from a JSON file; those that are named, or differ from their defaults, win.
 
     Args:
         path: the file, with all settings on one level.
         given: the settings so far.
+        named: those that a command line gives, perhaps at their defaults.
 
     Raises:
         ValueError: the file cannot be read, or its content is not valid.
@@ -373,7 +374,8 @@ def engine_settings(path: Path, given: SimulatedConfig) -> SimulatedConfig:
     try:
         read = {
             section: msgspec.convert(
-                {name: values[name] for name in values.keys() & names[section]} | changed(part), type(part)
+                {name: values[name] for name in (values.keys() & names[section]) - set(named)} | changed(part),
+                type(part),
             )
             for section, part in parts.items()
         }

@@ -57,6 +57,13 @@ MOVED = {
 }
 """The same, for counts that only grow."""
 
+DRAFTED = {
+    "spec_decode_num_drafts": ("How often drafts of a request were verified", "num_drafts"),
+    "spec_decode_num_draft_tokens": ("Tokens that were drafted", "num_draft_tokens"),
+    "spec_decode_num_batches": ("Steps of the engine that verified drafts", "num_batches"),
+}
+"""What each worker that speculates reports, under vLLM's names if it has them; besides these, what was accepted."""
+
 BOOKED = {
     "worker_active_decode_blocks": (
         "KV blocks of the requests in flight there, as the router counts them",
@@ -109,6 +116,29 @@ def _reported(pools: Collection[ModelPool]) -> Iterator[Metric]:
                     for tier in report.kv_tiers:
                         metric.add_metric([*labels, tier.name], getattr(tier, attribute))
             yield metric
+    yield from _drafted(pools)
+
+
+def _drafted(pools: Collection[ModelPool]) -> Iterator[Metric]:
+    """Yield what came of drafts."""
+    names = ["model", "instance", "rank", "worker_type"]
+    found = [
+        ([pool.card.name, f"{rank.instance_id:x}", str(rank.dp_rank), pool.card.role], report.drafts)
+        for pool in pools
+        for rank, report in sorted(pool.loads().items())
+        if report.drafts is not None
+    ]
+    for name, (text, attribute) in DRAFTED.items():
+        metric = CounterMetricFamily(COMPONENT + name, text, labels=names)
+        for labels, drafts in found:
+            metric.add_metric(labels, getattr(drafts, attribute))
+        yield metric
+    name = COMPONENT + "spec_decode_num_accepted_tokens_per_pos"
+    metric = CounterMetricFamily(name, "Drafts that were accepted, by position", labels=[*names, "position"])
+    for labels, drafts in found:
+        for place, count in enumerate(drafts.num_accepted):
+            metric.add_metric([*labels, str(place)], count)
+    yield metric
 
 
 def _booked(pools: Collection[ModelPool]) -> Iterator[Metric]:

@@ -47,6 +47,10 @@ class KnownModels(Protocol):
         """Return every model."""
         ...
 
+    def adapters_of(self, model: ServedModel) -> list[ServedModel]:
+        """Return a model with each of its LoRA adapters."""
+        ...
+
     def is_expected(self, name: str) -> bool:
         """Return whether a model that is not served now may be soon."""
         ...
@@ -190,7 +194,12 @@ class RequestReader:
         return model
 
     def _served(self) -> str:
-        return ", ".join(repr(model.card.name) for model in self._models.all()) or "none"
+        models = self._models.all()
+        names = [model.card.name for model in models]
+        names += [
+            one.adapter.name for model in models for one in self._models.adapters_of(model) if one.adapter is not None
+        ]
+        return ", ".join(map(repr, names)) or "none"
 
 
 def guess_model(body: Body) -> str:

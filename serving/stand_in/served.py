@@ -40,6 +40,10 @@ class OneModel:
         """See `KnownModels`."""
         return [self.model]
 
+    def adapters_of(self, model: ServedModel) -> list[ServedModel]:
+        """See `KnownModels`."""
+        return list(self.adapters.values())
+
     def is_expected(self, name: str) -> bool:
         """See `KnownModels`: what is not there now never comes."""
         return False

@@ -119,6 +119,19 @@ class RankWork(NamedTuple):
     """Context of the requests that wait to decode."""
 
 
+class RankDrafts(NamedTuple):
+    """What came of a rank's drafts so far, as vLLM counts it."""
+
+    num_drafts: int = 0
+    """How often drafts of a request were verified."""
+    num_draft_tokens: int = 0
+    """How many tokens that were."""
+    num_accepted: tuple[int, ...] = ()
+    """How often each draft was accepted, by position."""
+    num_batches: int = 0
+    """In how many steps of the engine."""
+
+
 class EngineLoad(NamedTuple):
     """What a rank of an engine is doing now."""
 
@@ -132,6 +145,8 @@ class EngineLoad(NamedTuple):
     kv_tiers: tuple[KvTier, ...] = ()
     work: RankWork | None = None
     """None if the engine does not report it."""
+    drafts: RankDrafts | None = None
+    """None if it does not speculate, or does not report it."""
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ import msgspec
 
 from serving.runtime.address import EndpointAddress
 from serving.runtime.server import AnswerStream
-from serving.worker.engine import KvTier, KvTransfers, RankWork
+from serving.worker.engine import KvTier, KvTransfers, RankDrafts, RankWork
 
 if TYPE_CHECKING:
     from serving.runtime.distributed import DistributedRuntime
@@ -34,6 +34,7 @@ class LoadReport(msgspec.Struct, array_like=True):
     kv_transfers: KvTransfers = KvTransfers()
     kv_tiers: tuple[KvTier, ...] = ()
     work: RankWork | None = None
+    drafts: RankDrafts | None = None
 
     def metrics(self) -> dict[str, Any]:
         """Return the report in the form of Dynamo's `load_metrics` endpoint."""

@@ -147,7 +147,7 @@ def test_an_experiment_may_vary_the_engine_type():
     engines = [pools_of(Deployment(pools=(arm,)))[0].engine for arm in arms]
     assert [engine.config.block_size for engine in engines] == [64, 16, 32]
     assert [type(engine.settings) for engine in engines] == [EngineConfig, SglangConfig, TrtllmConfig]
-    assert [arm.timing.timed_as for arm in arms] == list(SETTINGS)
+    assert [arm.timing.host_times for arm in arms] == list(SETTINGS)
 
 
 def test_sglangs_kv_cache_takes_its_share_of_the_memory_beside_the_weights():
@@ -390,7 +390,7 @@ def test_prompts_that_an_engine_does_not_cut_fail_there_and_the_other_engines_ar
 def test_step_times_follow_the_engine_type_also_from_another(base):
     pool = Pool(engine_type=base, timing=H100)
     for kind in ("vllm", "sglang", "trtllm"):
-        assert change_pool(pool, "engine_type", kind).timing.timed_as == kind
+        assert change_pool(pool, "engine_type", kind).timing.host_times == kind
     others = change_pool(Pool(timing=replace(H100, timed_as="sglang")), "max_num_seqs", 8)
     assert others.timing.timed_as == "sglang"
 

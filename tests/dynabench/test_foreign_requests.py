@@ -69,12 +69,14 @@ def test_the_user_s_fields_are_in_every_body_and_win_over_those_of_a_file():
     extra = {"temperature": 0, "chat_template_kwargs": {"thinking": False}}
     assert body(extra_body=extra) == FIELDS | extra | OWN | {"max_tokens": 3, "ignore_eos": True, "messages": CHAT}
     assert body("tokens", content=None, extra_body=extra)["temperature"] == 0
+    usages = {"continuous_usage_stats": True}
+    assert body(extra_body={"stream_options": usages})["stream_options"] == usages | {"include_usage": True}
 
 
 def test_the_user_s_nvext_does_not_replace_what_our_frontend_must_report():
     assert body(extra_body={"nvext": {"agent": 1}}, has_nvext=True)["nvext"] == {
         "agent": 1,
-        "extra_fields": ["routing", "timing"],
+        "extra_fields": ["routing", "timing", "num_tokens"],
     }
 
 
@@ -170,6 +172,7 @@ def test_a_header_is_shown_without_its_value_and_read_with_it():
         ("[1]", r"extra_body is '\[1\]'; expected a JSON object"),
         ('{"stream": false}', "extra_body cannot set stream: answers are always streamed"),
         ('{"model": "x"}', "extra_body cannot set model: use --model"),
+        ('{"stream_options": {"include_usage": false}}', "expected an object without include_usage"),
         ('{"ignore_eos": false}', "extra_body cannot set ignore_eos: use --ends"),
     ],
 )

@@ -41,7 +41,7 @@ def test_a_recording_with_stops_and_preemptions_matches(path):
     assert verify(read(path)).difference is None
 
 
-@pytest.mark.parametrize("name", ["drafts", "adapters", "windows", "stages"])
+@pytest.mark.parametrize("name", ["drafts", "adapters", "windows", "states", "stages"])
 def test_recordings_with_speculation_adapters_groups_and_stages_match(name):
     assert verify(read(HERE / f"{name}.jsonl.gz")).difference is None
 

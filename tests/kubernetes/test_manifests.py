@@ -677,7 +677,7 @@ def test_mockers_with_another_scheduler_get_its_settings(kind, engine):
     given = parsed(container(held, f"{deployment.name}-worker"))
     assert given["scheduler"].engine_type == kind
     assert given[kind] == engine
-    assert given["timing"].timed_as == kind
+    assert given["timing"].host_times == kind
 
 
 @settings(max_examples=worth(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -19,9 +19,9 @@ class OtherSettings:
     is_kv_consumer: bool = False
 
 
-def other_core(config, num_blocks, host, more, *, max_loras, kv_events):
+def other_core(config, num_blocks, host, more, *, kv_events):
     settings = EngineConfig(block_size=config.block_size, async_scheduling=config.is_async)
-    return VllmCore(settings, num_blocks, host, more, max_loras=max_loras, kv_events=kv_events)
+    return VllmCore(settings, num_blocks, host, more, kv_events=kv_events)
 
 
 @pytest.fixture

@@ -58,6 +58,36 @@ WINDOWS = {
     "eos_token_id": 1,
 }
 """Five layers with windows, one without."""
+STATES = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "linear_num_value_heads": 2,
+    "linear_num_key_heads": 1,
+    "linear_key_head_dim": 128,  # the CPU's kernel can no others
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "num_experts": 2,
+    "num_experts_per_tok": 1,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "decoder_sparse_step": 1,
+    "norm_topk_prob": True,
+    "partial_rotary_factor": 0.25,
+    "vocab_size": 2048,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "torch_dtype": "bfloat16",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+"""Three layers with states, one that keeps all tokens."""
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3}
 LORA = {"enable_lora": True, "max_loras": 1, "max_cpu_loras": 4, "max_lora_rank": 8}
 
@@ -83,6 +113,23 @@ def with_windows():
     for earlier, later in zip(requests[2:6], requests[12:16], strict=True):
         later["prompt"] = earlier["prompt"] + later["prompt"][:20]
     return asked | {"model": WINDOWS}
+
+
+def with_states():
+    """A model with states; some prompts go on after an earlier one."""
+    settings = {"dtype": "bfloat16", "enable_prefix_caching": True, "mamba_cache_mode": "align"}
+    asked = scenario(random.Random(3), num_gpu_blocks=60, max_model_len=1024, **settings)
+    del asked["engine"]["block_size"]  # vLLM makes blocks as large as a state
+    requests = asked["requests"]
+    for request in requests:
+        request["prompt"] = request["prompt"] + request["prompt"][:150]
+    for earlier, later in zip(requests[2:8], requests[12:18], strict=True):
+        later["prompt"] = earlier["prompt"] + later["prompt"][:200]
+    return asked | {"model": STATES}
+
+
+def with_a_draft_model():
+    return scenario(random.Random(3), speculative_config={"method": "draft_model", "num_speculative_tokens": 2})
 
 
 def in_stages():
@@ -164,6 +211,22 @@ def test_groups_of_layers_are_recorded_and_verify(tmp_path):
     assert any(row.get("junction") for row in rows)
     assert any(row.get("preempted") for row in rows)
     assert {event.get("group") for row in rows for event in row["events"]} == set(range(6))
+    matches(tmp_path)
+
+
+def test_states_of_layers_are_recorded_and_verify(tmp_path):
+    resolved, rows = recorded_from(tmp_path, with_states())
+    assert [group["kind"] for group in resolved["groups"]] == [*["mamba"] * 3, "full_attention"]
+    assert resolved["block_size"] == 128
+    assert total(rows, "new")  # hits
+    assert {event.get("group") for row in rows for event in row["events"]} == set(range(4))
+    matches(tmp_path)
+
+
+def test_drafts_of_another_model_are_recorded_and_verify(tmp_path):
+    resolved, rows = recorded_from(tmp_path, with_a_draft_model())
+    assert (resolved["spec_method"], resolved["num_speculative_tokens"]) == ("draft_model", 2)
+    assert total(rows, "accepted") > 100
     matches(tmp_path)
 
 

@@ -562,12 +562,13 @@ class Ours:
 
     def __init__(self, config, variant):
         self._drafter = Drawn()
+        if variant.max_loras is not None:
+            config = replace(config, enable_lora=True, max_loras=variant.max_loras)
         self.scheduler = VllmCore(
             config,
             config.num_gpu_blocks,
             None,
             variant.layout,
-            max_loras=variant.max_loras,
             drafter=self._drafter,
             num_stages=variant.num_stages,
         )

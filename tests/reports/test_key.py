@@ -140,3 +140,8 @@ def test_a_short_name_in_a_longer_one_is_left_alone():
     key = key_of(["kv", "kv-tiered", "dynamo-kv"])
     text = "kv-tiered and dynamo-kv have a lower mean TTFT than kv."
     assert with_short_names(text, key) == text
+
+
+def test_a_setting_with_a_long_name_keeps_the_end_of_it():
+    names = [f"num_speculative_tokens {count}" for count in (0, 3)]
+    assert [entry.name for entry in key_of(names).values()] == ["speculative_tokens 0", "speculative_tokens 3"]

@@ -14,6 +14,7 @@ from reports.figures.outcomes import Outcome
 from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.folder import ReportError
+from reports.record.pools import DraftUse, Gain
 from reports.sweep import report as sweep_report
 from reports.sweep import table as sweep_table
 from reports.sweep.points import Impossible, Point, Quantiles, SearchResult
@@ -418,3 +419,54 @@ def test_a_search_shows_its_settings_in_the_order_in_which_they_were_given():
     row = SearchResult("kv", changes, "rate_scale", "highest", None, None, False, None, None)
     manifest = MANIFEST | {"sweep": {"find": "rate_scale"}}
     assert sweep_table.lay_out([row], manifest, is_complete=True).columns[:11] == ["router_mode", *names]
+
+
+def test_a_sweep_says_what_came_of_drafts_and_where_they_pay_once_for_all_loads(tmp_path):
+    use = DraftUse("workers", 100, 200, (80, 40), 1.0, (Gain(1, 2.0), Gain(64, 0.9)))
+    points = [
+        structs.replace(
+            point(
+                f"num_speculative_tokens {count}, concurrency {load}",
+                0.1,
+                num_speculative_tokens=count,
+                concurrency=load,
+                **({"acceptance_length": 2.2} if count else {}),
+            ),
+            drafts=[structs.replace(use, sequences=float(load))] if count else [],
+            throughput=Throughput(4.0, 100.0 * load * (1.5 if count and load == 1 else 1)),
+        )
+        for count in (0, 2)
+        for load in (1, 64)
+    ]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.drafts.rows == [
+        ("num_speculative_tokens 2, concurrency 1", ["1.50x", "1.0", "200", "60%", "2.20", "80%", "40%"]),
+        ("num_speculative_tokens 2, concurrency 64", ["1.00x", "64.0", "200", "60%", "2.20", "80%", "40%"]),
+    ]
+    assert found.gains.columns == ["1", "64"]
+    assert found.gains.rows == [("num_speculative_tokens 2", ["2.00x", "0.90x"])]
+    text = (tmp_path / "report.html").read_text()
+    assert "What came of drafts?" in text
+    assert "Where does speculation pay?" in text
+    with (tmp_path / "table.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert [line["drafts.workers.accepted.2"] for line in lines] == ["", "", "40", "40"]
+
+
+def at_load(count, load, mean):
+    name = f"num_speculative_tokens {count}, concurrency {load}"
+    return point(name, mean, num_speculative_tokens=count, concurrency=load)
+
+
+def test_latencies_are_compared_at_the_same_load_only(tmp_path):
+    points = [at_load(0, 1, 0.1), at_load(3, 1, 0.05), at_load(0, 64, 1.0), at_load(3, 64, 2.0), at_load(5, 64, 3.0)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.endswith(
+        " Lowest mean E2E latency at the same load: num_speculative_tokens 3 at 1 of 2 loads, num_speculative_tokens 0 at 1."
+    )
+
+
+def test_points_at_different_loads_are_not_compared(tmp_path):
+    points = [point(f"concurrency {load}", load / 10, concurrency=load) for load in (1, 64)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.endswith(" They differ in what is sent, so their latencies are not compared.")

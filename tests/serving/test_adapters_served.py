@@ -75,3 +75,9 @@ def test_the_hashes_of_a_prompt_are_those_of_its_adapter_also_after_a_part_of_th
     after = request.after(tokens[24:].tolist())
     assert after.prompt.hashes == PreparedPrompt(tokens, 8).within(poems).hashes
     assert after.prompt.hashes[:3] == scoped.hashes
+
+
+def test_an_unknown_model_is_answered_with_the_models_and_their_adapters(served):
+    done = served.post("/v1/completions", json={"model": "stories", "prompt": PROMPT})
+    assert done.status_code == 404
+    assert f"served: '{served.model}', 'poems', 'code'" in done.json()["error"]["message"]

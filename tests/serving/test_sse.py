@@ -37,7 +37,7 @@ def test_a_chat_begins_with_its_role_and_ends_with_its_reason():
 
 def test_each_kind_of_event_can_hold_the_usage_so_far():
     format, so_far = choice(is_chat=True), usage(4, 1, 0)
-    events = format.first(so_far) + format.token(b"x", None, so_far) + format.last("stop", usage=so_far)
+    events = format.first(so_far) + format.token(b"x", None, usage=so_far) + format.last("stop", usage=so_far)
     assert [event["usage"]["total_tokens"] for event in parsed(events)] == [5, 5, 5]
 
 

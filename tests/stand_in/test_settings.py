@@ -185,13 +185,13 @@ def test_variables_of_vllm_count():
         made(LLAMA, {"VLLM_SERVER_DEV_MODE": "yes"})
 
 
-DRAFTS = f"{LLAMA} --speculative-config.method mtp --speculative-config.num_speculative_tokens 3"
+DRAFTS = f"{LLAMA} --speculative-config.method eagle3 --speculative-config.num_speculative_tokens 3"
 SYNTHETIC = "--speculative-config.rejection_sample_method synthetic --speculative-config.synthetic_acceptance"
 
 
 def test_speculation_takes_vllms_synthetic_acceptance():
     engine = made(f"{DRAFTS} {SYNTHETIC}_length 2.5").engine
-    assert (engine.num_speculative_tokens, engine.speculative_method) == (3, "mtp")
+    assert (engine.num_speculative_tokens, engine.speculative_method) == (3, "eagle3")
     assert engine.acceptance_rates == "1.0,0.5,0.0"
     assert engine.drafting_ms == 0
     given = made(f"{DRAFTS} {SYNTHETIC}_rates [0.9,0.5,0.25]", gpu="h100").engine

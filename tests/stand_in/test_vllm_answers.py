@@ -1,5 +1,7 @@
 """The stand-in answers as `vllm serve` did when its answers were recorded: `vllm_answers.json`, by tests/real_engines."""
 
+import json
+
 import pytest
 
 from serving.engines.mock.engine import EngineConfig, TimingConfig
@@ -48,3 +50,43 @@ def test_a_request_is_answered_as_vllm_answers_it_unless_a_difference_is_known(s
     flags, client = server
     is_different = name in DIFFERENT or (flags == "full" and name in DIFFERENT_IF_FULL)
     assert (ask(client, CASES[name]) == RECORDED[flags][name]) is not is_different
+
+
+STEPS = {"max_tokens": 6, "ignore_eos": True, "stream": True, "return_token_ids": True}
+
+
+@pytest.fixture(scope="module")
+def drafting(tiny_folder):
+    drafts = {"num_speculative_tokens": 3, "acceptance_rates": "1,1,1", "drafting_ms": 1}
+    engine = EngineConfig(block_size=32, num_gpu_blocks=200, max_model_len=CONTEXT, **drafts)
+    config = StandInConfig(
+        model="tiny", model_path=str(tiny_folder), engine=engine, timing=TimingConfig(speedup_ratio=50.0)
+    )
+    with served_in_thread(config) as client:
+        yield client
+
+
+def choices(client, path, **body):
+    with client.stream("POST", path, json=STEPS | body) as answer:
+        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: {")]
+    return [choice for line in lines for choice in json.loads(line)["choices"] if choice.get("token_ids")]
+
+
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}])
+def test_the_tokens_of_a_step_that_verifies_drafts_share_an_event(drafting, more):
+    found = choices(drafting, "/v1/completions", model="tiny", prompt="once", **more)
+    assert [len(choice["token_ids"]) for choice in found] == [1, 4, 1]
+    assert [choice["finish_reason"] for choice in found] == [None, None, "length"]
+    if more:
+        assert [len(choice["logprobs"]["tokens"]) for choice in found] == [1, 4, 1]
+
+
+def test_a_step_that_a_stop_string_cuts_ends_the_answer_with_what_is_before_it(drafting):
+    whole = choices(drafting, "/v1/completions", model="tiny", prompt="once")
+    text = whole[1]["text"]
+    found = choices(drafting, "/v1/completions", model="tiny", prompt="once", stop=[text[2:4]])
+    cut = (whole[0]["text"] + text).index(text[2:4])
+    assert "".join(choice["text"] for choice in found) == (whole[0]["text"] + text)[:cut]
+    assert len(found) == 2
+    assert (found[-1]["finish_reason"], found[-1]["stop_reason"]) == ("stop", text[2:4])
+    assert len(found[-1]["token_ids"]) <= 4

@@ -6,7 +6,7 @@ from pathlib import Path
 from dynabench.fidelity.recordings import Json, RecordingError
 from dynabench.fidelity.vllm.entries import OF_GROUP, UNNAMED, Action, Entry, Event, Recording, Scheduled, Updated
 from dynabench.fidelity.vllm.fields import not_compared_of_steps
-from dynabench.fidelity.vllm.settings import adapters_and_stages, config_of, layout_of_layers, version_named
+from dynabench.fidelity.vllm.settings import config_of, layout_of_layers, num_stages_of, version_named
 from mocker.vllm.versions import EngineVersion
 
 MAY_BE_NONE = ("prefix_cache_retention_interval",)
@@ -68,9 +68,9 @@ def read_compact(path: Path, rows: list[Json], version: EngineVersion | None) ->
         )
     release = scenario["vllm_version"]
     config = config_of(path, settings, version or version_named(path, release))
-    max_loras, num_stages = adapters_and_stages(path, settings)
+    num_stages = num_stages_of(path, settings)
     unseen = not_compared_of_steps(steps)
-    return Recording(path, config, release or UNNAMED, None, max_loras, num_stages, layout, entries, unseen)
+    return Recording(path, config, release or UNNAMED, None, num_stages, layout, entries, unseen)
 
 
 def _added(request: Json, output: list[int], end_token: int | None) -> Action:

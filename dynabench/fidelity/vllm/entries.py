@@ -111,8 +111,6 @@ class Recording:
     version: str
     offloading: HostMemory | None
     """Host memory, if it stores KV."""
-    max_loras: int | None
-    """How many adapters may run at once, if requests have any."""
     num_stages: int
     """Stages of the pipeline."""
     layout: KvLayout | None

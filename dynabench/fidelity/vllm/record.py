@@ -66,9 +66,8 @@ def record(scenario_path: Path, out: Path) -> Recorded:
     model = scenario.get("model", LLAMA)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        write_model(folder / "model", model)
         try:
-            engine = _engine(vllm, str(folder / "model"), scenario["engine"])
+            engine = _engine(vllm, folder, model, scenario["engine"])
         except (TypeError, ValueError) as error:
             raise RecordingError(
                 f"vLLM {vllm.__version__} rejects the settings of the scenario: {one_line(error)}"
@@ -98,20 +97,25 @@ def _read(path: Path) -> Json:
     return kept
 
 
-def _engine(vllm: Any, folder: str, settings: Json) -> Any:
+def _engine(vllm: Any, folder: Path, model: Json, settings: Json) -> Any:
+    """Start an engine with a tiny model; what drafts, if that is another model, is one with a single layer."""
     from vllm.config import KVEventsConfig
     from vllm.v1.engine.llm_engine import LLMEngine
 
-    settings = dict(settings)
+    write_model(folder / "model", model)
+    settings = {"dtype": "float32", **settings}
+    drafting: Json = settings.get("speculative_config", {})
+    if drafting.get("method") == "draft_model" and "model" not in drafting:
+        write_model(folder / "draft", model | {"num_hidden_layers": 1})
+        settings["speculative_config"] = drafting | {"model": str(folder / "draft")}
     blocks = settings.pop("num_gpu_blocks", None)
     caching = settings.get("enable_prefix_caching", True)
     arguments = vllm.EngineArgs(
-        model=folder,
+        model=str(folder / "model"),
         load_format="dummy",
         skip_tokenizer_init=True,
         enforce_eager=True,
         gpu_memory_utilization=0.2,
-        dtype="float32",
         num_gpu_blocks_override=blocks,
         kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null") if caching else None,
         **settings,

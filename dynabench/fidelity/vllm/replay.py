@@ -99,7 +99,6 @@ class _Replay:
             config.num_gpu_blocks,
             recording.offloading,
             recording.layout,
-            max_loras=recording.max_loras,
             drafter=self._drafter,
             num_stages=recording.num_stages,
             is_counted=is_counted,

@@ -27,7 +27,8 @@ def config_of(path: Path, settings: Json, version: EngineVersion) -> EngineConfi
         )
     known = {name: settings[name] for name in EngineConfig.__dataclass_fields__ if name in settings}
     known["engine_version"] = version
-    if not known.get("max_loras"):
+    known["enable_lora"] = bool(settings.get("max_loras"))
+    if not known["enable_lora"]:
         known.pop("max_loras", None)  # 0: none
     known["scheduling_policy"] = settings.get("policy", "fcfs")
     known["async_scheduling"] = settings.get("async_scheduling", False)
@@ -84,9 +85,9 @@ def _layer(layer: Json) -> LayerKv:
     return LayerKv(token, window, layer["kind"] == "chunked")
 
 
-def adapters_and_stages(path: Path, settings: Json) -> tuple[int | None, int]:
-    """Return how many adapters may run at once, if requests have any, and the number of stages."""
+def num_stages_of(path: Path, settings: Json) -> int:
+    """Return the number of stages of the recorded pipeline."""
     num_stages = settings.get("pipeline_parallel_size", 1)
     if not isinstance(num_stages, int) or num_stages < 1:
         raise RecordingError(f"{path}: pipeline_parallel_size is {num_stages!r}; expected a number of stages")
-    return settings.get("max_loras") or None, num_stages
+    return num_stages

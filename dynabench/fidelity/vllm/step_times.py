@@ -34,7 +34,7 @@ def step_times(recording: Recording, timing: TimingConfig) -> list[tuple[bool, f
             )
     # Timed steps never overlapped when they were recorded, even if scheduling was asynchronous.
     simulated = resolve(replace(recording.config, async_scheduling=False), timing)
-    scheduler = VllmCore(recording.config, simulated.num_blocks, max_loras=recording.max_loras)
+    scheduler = VllmCore(recording.config, simulated.num_blocks)
     sequences: dict[str, Sequence] = {}
     in_flight, found = deque[tuple[Batch | None, float]](), []
     for entry in recording.entries:

@@ -22,9 +22,9 @@ from dynabench.fidelity.vllm.entries import (
 )
 from dynabench.fidelity.vllm.fields import OF_EVENTS, SUMMARY, not_compared_of_trace
 from dynabench.fidelity.vllm.settings import (
-    adapters_and_stages,
     config_of,
     layout_of_layers,
+    num_stages_of,
     offloading_of,
     version_named,
 )
@@ -92,9 +92,9 @@ def read_trace(path: Path, rows: list[Json], version: EngineVersion | None) -> R
             case other:
                 raise RecordingError(f"{path}: expected add, abort, schedule, update or summary, not op {other!r}")
     settings = meta["config"]
-    max_loras, num_stages = adapters_and_stages(path, settings)
+    num_stages = num_stages_of(path, settings)
     unseen = not_compared_of_trace(rows[1:])
-    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, max_loras, num_stages, layout, entries, unseen)
+    return Recording(path, config, meta["vllm"] or UNNAMED, offloading, num_stages, layout, entries, unseen)
 
 
 def _said_of(row: Json, *, has_numbers: bool) -> tuple[Json, dict[int, Hashable]]:

@@ -16,7 +16,7 @@ from mocker.sequence import Sequence
 from mocker.vllm.groups.alignment import aligned_chunk
 from mocker.vllm.groups.kinds import Kind, State, Units
 from mocker.vllm.groups.make import described, kinds_of
-from mocker.vllm.groups.pool import NULL, Content, GroupPool
+from mocker.vllm.groups.pool import NULL, GroupPool
 from mocker.vllm.groups.settings import GroupSettings
 from mocker.vllm.groups.tables import Table, Tables
 
@@ -112,7 +112,7 @@ class GroupedCache:
 
     def start(self, sequence: Sequence, hit: Hit) -> None:
         """Give a sequence the cached blocks that it needs; entries outside a window stay null."""
-        held = self._held[sequence] = Tables(sequence.chain, sequence.num_prompt, len(self._kind_of))
+        held = self._held[sequence] = Tables(sequence.chain, sequence.num_prompt, self.pool.groups, self.units.hashed)
         held.junction = hit.junction
         if not any(hit.blocks):
             return
@@ -230,20 +230,19 @@ class GroupedCache:
         start = table.num_passed
         if stop <= start:
             return
-        size, described = kind.block_size, pool.groups[group]
+        size, content = kind.block_size, held.contents[group]
         kept = [place for place in kind.kept(start, stop, marks) if table.blocks[place] != NULL]
-        for place in kept:
-            if pool.clear(table.blocks[place]):
+        blocks, ends = [table.blocks[place] for place in kept], [(place + 1) * size for place in kept]
+        for block in blocks if table.has_end else ():
+            if pool.clear(block):
                 table.has_end = False
-            content = Content(described, held.chain, size, (place + 1) * size)
-            pool.name(table.blocks[place], content)
-            if isinstance(kind, State):
-                kind.in_this_step.add(content.name)
+        pool.name(blocks, content, ends)
+        if isinstance(kind, State):
+            kind.in_this_step.update([content.name(end) for end in ends])
         table.num_passed = stop
         table.is_settled = True
         if pool.has_listener:
-            ends = tuple([(place + 1) * size for place in kept])
-            pool.events.append(GroupStored(held.chain, described, size, start * size, stop * size, ends))
+            pool.events.append(GroupStored(held.chain, content.group, size, start * size, stop * size, tuple(ends)))
 
     def _store_end(self, held: Tables, group: int, kind: Kind, num_tokens: int) -> None:
         """Cache the end of a prompt inside a block, if blocks are larger than those of chains. Look-ups never ask for it."""
@@ -254,10 +253,9 @@ class GroupedCache:
         if end % kind.block_size == 0 or end > num_tokens:
             return
         table.has_end = True
-        described = pool.groups[group]
-        pool.name(table.blocks[end // kind.block_size], Content(described, held.chain, unit, end))
+        pool.name_end(table.blocks[end // kind.block_size], held.ends[group], end)
         if pool.has_listener:
-            pool.events.append(GroupStored(held.chain, described, unit, end - unit, end, (end,)))
+            pool.events.append(GroupStored(held.chain, pool.groups[group], unit, end - unit, end, (end,)))
 
     def _count_again(self, held: Tables, kind: State, num_tokens: int) -> None:
         """Count the state at the last block boundary in a prompt among those of this step while it is the last stored one."""

@@ -136,9 +136,9 @@ class Kind:
 
     def grow(self, pool: GroupPool, table: Table, num_wanted: int) -> None:
         """Take blocks until a table has this many entries."""
-        blocks = table.blocks
-        while len(blocks) < num_wanted:
-            blocks.append(pool.take())
+        missing = num_wanted - len(table.blocks)
+        if missing > 0:
+            table.blocks += pool.take(missing)
 
 
 class Window(Kind):
@@ -324,7 +324,7 @@ class State(Kind):
 
     def num_needed(self, pool: GroupPool, table: Table, hit: list[int], num_wanted: int, done: int) -> int:
         """See `Kind`: below 0, the table has more entries than it will use, which vLLM counts as if they were free."""
-        if any(content.name in self.in_this_step for block in hit for content in pool.contents(block)):
+        if self.in_this_step and any(name in self.in_this_step for block in hit for name in pool.names(block)):
             return NO_LIMIT
         needed = num_wanted - len(hit) - len(table.blocks)
         if needed > 0:

@@ -15,8 +15,9 @@ The same content may be in several blocks of a group; look-ups find the oldest. 
 names: see `GroupedCache`.
 """
 
-from collections.abc import Hashable, Iterable
-from typing import Final, NamedTuple
+from array import array
+from collections.abc import Hashable
+from typing import Final
 
 from mocker.chain import BlockChain
 from mocker.events import AllBlocksCleared, BlockGroup, GroupRemoved
@@ -25,21 +26,24 @@ from mocker.vllm.pool import Pool
 NULL: Final = 0
 
 
-class Content(NamedTuple):
-    """What a block has cached: the last `size` of a chain's tokens before `stop`, for layers of a group."""
+class Content:
+    """What the blocks of a group have cached of one sequence: each `size` tokens of its chain."""
 
-    group: BlockGroup
-    chain: BlockChain
-    size: int
-    stop: int
+    __slots__ = ("_names", "chain", "group", "size")
 
-    @property
-    def name(self) -> Hashable:
-        """The name under which it is found."""
-        return self.group.name(self.chain, self.stop)
+    def __init__(self, group: BlockGroup, chain: BlockChain, size: int, names: list[Hashable]) -> None:
+        """Describe it; `names` are those of its first blocks, filled as they are needed, for all groups with blocks of this size."""
+        self.group = group
+        self.chain = chain
+        self.size = size
+        self._names = names
 
-
-NOTHING: Final[tuple[Content, ...]] = ()
+    def name(self, stop: int) -> Hashable:
+        """Name the block whose tokens end at `stop`."""
+        names, place, size = self._names, stop // self.size - 1, self.size
+        while len(names) <= place:
+            names.append(self.group.name(self.chain, (len(names) + 1) * size))
+        return names[place]
 
 
 class GroupPool(Pool):
@@ -53,10 +57,12 @@ class GroupPool(Pool):
         self.cached: list[dict[Hashable, int]] = [{} for _ in groups]
         """The block that a look-up finds, by group and name."""
         self._copies: dict[tuple[int, Hashable], list[int]] = {}  # other blocks of that content, oldest first
-        self._contents: list[tuple[Content, ...]] = [NOTHING] * num_blocks
+        self._contents: list[Content | None] = [None] * num_blocks
+        self._stops = array("i", bytes(4 * num_blocks))  # the tokens of its chain up to the end of a block's content
+        self._ends: dict[int, tuple[Content, int]] = {}  # a block's second content, and where that ends
         self._num_holders = [0] * num_blocks
-        self._next: list[int] = [*range(1, num_blocks), NULL]
-        self._previous: list[int] = [num_blocks - 1, *range(num_blocks - 1)]
+        self._next = [*range(1, num_blocks), NULL]
+        self._previous = [num_blocks - 1, *range(num_blocks - 1)]
 
     @property
     def num_free(self) -> int:
@@ -77,60 +83,93 @@ class GroupPool(Pool):
             block = self._next[block]
         return found
 
-    def take(self) -> int:
-        """Take the block at the front of the free queue, and evict what it has cached; the caller checks `num_free`."""
-        block = self._next[NULL]
-        self._leave_queue(block)
-        if not self.clear(block):
-            self._num_blank -= 1
-        self._num_holders[block] = 1
-        return block
+    def take(self, count: int) -> list[int]:
+        """Take blocks from the front of the free queue, and evict what they have cached; the caller checks `num_free`."""
+        following, contents, holders = self._next, self._contents, self._num_holders
+        block, taken = following[NULL], list[int]()
+        for _ in range(count):
+            taken.append(block)
+            holders[block] = 1
+            if contents[block] is None:
+                self._num_blank -= 1
+            block = following[block]
+        following[NULL] = block
+        self._previous[block] = NULL
+        self._num_free -= count
+        self._evict(taken)
+        return taken
 
     def clear(self, block: int) -> bool:
         """Forget what a block has cached; return whether it had any."""
-        contents = self._contents[block]
-        for content in contents:
-            self._forget(block, content)
-        self._contents[block] = NOTHING
-        return bool(contents)
+        has_content = self._contents[block] is not None
+        if has_content:
+            self._evict([block])
+        return has_content
 
     def share(self, block: int) -> None:
         """Let one more sequence hold a cached block."""
         if not self._num_holders[block]:
-            self._leave_queue(block)
+            before, after = self._previous[block], self._next[block]
+            self._next[before], self._previous[after] = after, before
+            self._num_free -= 1
         self._num_holders[block] += 1
 
-    def free(self, blocks: Iterable[int]) -> None:
+    def free(self, blocks: list[int]) -> None:
         """Let go of blocks in this order: those with content to the back of the queue, the others to its front."""
-        place = NULL  # the last block that joined at the front
-        for block in blocks:
-            self._num_holders[block] -= 1
-            if self._num_holders[block]:
-                continue
-            if self._contents[block]:
-                self._join_queue(block, self._previous[NULL])
-            else:
-                self._num_blank += 1
-                self._join_queue(block, place)
-                place = block
+        contents, holders = self._contents, self._num_holders
+        blank = [block for block in blocks if contents[block] is None]
+        if len(blank) < len(blocks):
+            for block in blocks:
+                if contents[block] is not None:
+                    holders[block] -= 1
+                    if not holders[block]:
+                        self._join_back(block)
+        if not blank:
+            return
+        following, previous = self._next, self._previous
+        place, first = NULL, following[NULL]
+        for block in blank:  # one sequence held it
+            holders[block] = 0
+            following[place] = block
+            previous[block] = place
+            place = block
+        following[place], previous[first] = first, place
+        self._num_blank += len(blank)
+        self._num_free += len(blank)
 
-    def name(self, block: int, content: Content) -> None:
-        """Let look-ups find a block by its content."""
-        self._contents[block] += (content,)
-        group, name = content.group, content.name
-        cached = self.cached[group.number]
-        if name in cached:
-            self._copies.setdefault((group.number, name), []).append(block)
-        else:
-            cached[name] = block
+    def _join_back(self, block: int) -> None:
+        last = self._previous[NULL]
+        self._next[last] = self._previous[NULL] = block
+        self._previous[block], self._next[block] = last, NULL
+        self._num_free += 1
+
+    def name(self, blocks: list[int], content: Content, stops: list[int]) -> None:
+        """Let look-ups find blocks by their content, each by the last of a chain's tokens before its stop."""
+        number, contents, places = content.group.number, self._contents, self._stops
+        cached = self.cached[number]
+        for block, stop in zip(blocks, stops, strict=True):
+            contents[block], places[block] = content, stop
+            name = content.name(stop)
+            if name in cached:
+                self._copies.setdefault((number, name), []).append(block)
+            else:
+                cached[name] = block
+
+    def name_end(self, block: int, content: Content, stop: int) -> None:
+        """Let look-ups find a block by the end of a prompt inside it, beside what else it has cached."""
+        before, place = self._contents[block], self._stops[block]
+        self.name([block], content, [stop])
+        if before is not None:
+            self._contents[block], self._stops[block] = before, place
+            self._ends[block] = content, stop
 
     def is_free(self, block: int) -> bool:
         """Whether nobody holds a block."""
         return not self._num_holders[block]
 
-    def contents(self, block: int) -> tuple[Content, ...]:
-        """Return what a block has cached."""
-        return self._contents[block]
+    def names(self, block: int) -> list[Hashable]:
+        """Return the names of what a block has cached."""
+        return [content.name(stop) for content, stop in self._cached_in(block)]
 
     def reset(self) -> bool:
         """See `Pool`."""
@@ -139,20 +178,58 @@ class GroupPool(Pool):
         for cached in self.cached:
             cached.clear()
         self._copies.clear()
-        self._contents = [NOTHING] * (self.num_blocks + 1)
+        self._ends.clear()
+        self._contents = [None] * (self.num_blocks + 1)
         self._num_blank = self.num_blocks
         if self.has_listener:
             self.events.append(AllBlocksCleared())
         return True
 
-    def _forget(self, block: int, content: Content) -> None:
-        """Evict one content of a block; if look-ups found it here, they find the next copy now."""
-        group, name = content.group, content.name
-        cached = self.cached[group.number]
+    def _cached_in(self, block: int) -> list[tuple[Content, int]]:
+        content = self._contents[block]
+        if content is None:
+            return []
+        found = [(content, self._stops[block])]
+        if block in self._ends:
+            found.append(self._ends[block])
+        return found
+
+    def _evict(self, blocks: list[int]) -> None:
+        """Forget what blocks have cached, one after the other; neighbours in a chain, the last first, leave in one event."""
+        contents, stops = self._contents, self._stops
+        leaving: Content | None = None  # of an event that may go on with the next block
+        start = end = 0
+        for block in blocks:
+            content = contents[block]
+            if content is None:
+                continue
+            stop = stops[block]
+            if leaving is not None and (content is not leaving or stop != start):
+                self._removed(leaving, start, end)
+                leaving = None
+            if leaving is None:
+                leaving, end = content, stop
+            start = stop - content.size
+            self._forget(block, content, stop)
+            contents[block] = None
+            if self._ends and block in self._ends:
+                self._removed(content, start, end)
+                leaving = None
+                second, stop = self._ends.pop(block)
+                self._forget(block, second, stop)
+                self._removed(second, stop - second.size, stop)
+        if leaving is not None:
+            self._removed(leaving, start, end)
+
+    def _removed(self, content: Content, start: int, stop: int) -> None:
         if self.has_listener:
-            start = content.stop - content.size
-            self.events.append(GroupRemoved(content.chain, group, content.size, start, content.stop))
-        copies = self._copies.get((group.number, name))
+            self.events.append(GroupRemoved(content.chain, content.group, content.size, start, stop))
+
+    def _forget(self, block: int, content: Content, stop: int) -> None:
+        """Let look-ups no longer find a block by one of its contents; if they did, they find the next copy now."""
+        number, name = content.group.number, content.name(stop)
+        cached = self.cached[number]
+        copies = self._copies.get((number, name)) if self._copies else None
         if copies is None:
             del cached[name]
             return
@@ -161,15 +238,4 @@ class GroupPool(Pool):
         else:
             copies.remove(block)
         if not copies:
-            del self._copies[group.number, name]
-
-    def _leave_queue(self, block: int) -> None:
-        before, after = self._previous[block], self._next[block]
-        self._next[before], self._previous[after] = after, before
-        self._num_free -= 1
-
-    def _join_queue(self, block: int, before: int) -> None:
-        after = self._next[before]
-        self._next[before] = self._previous[after] = block
-        self._previous[block], self._next[block] = before, after
-        self._num_free += 1
+            del self._copies[number, name]

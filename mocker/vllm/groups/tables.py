@@ -1,7 +1,10 @@
 """What a sequence holds: a table of blocks for each group of layers."""
 
+from collections.abc import Hashable
+
 from mocker.chain import BlockChain
-from mocker.vllm.groups.pool import NULL, GroupPool
+from mocker.events import BlockGroup
+from mocker.vllm.groups.pool import NULL, Content, GroupPool
 
 
 class Table:
@@ -35,11 +38,17 @@ class Table:
 class Tables:
     """A sequence's tables, and where its prompt leaves one that others have shared."""
 
-    __slots__ = ("chain", "junction", "num_prompt", "tables")
+    __slots__ = ("chain", "contents", "ends", "junction", "num_prompt", "tables")
 
-    def __init__(self, chain: BlockChain, num_prompt: int, num_groups: int) -> None:
+    def __init__(self, chain: BlockChain, num_prompt: int, groups: list[BlockGroup], unit: int) -> None:
+        """Start empty; `unit` is the tokens of a block that is cached for the end of a prompt inside a larger one."""
+        names = {size: list[Hashable]() for size in (unit, *[group.block_size for group in groups])}
         self.chain = chain
         self.num_prompt = num_prompt
         self.junction = 0
         """Tokens that some groups had cached, but not all of them; 0: none beyond the hit."""
-        self.tables = [Table() for _ in range(num_groups)]
+        self.contents = [Content(group, chain, group.block_size, names[group.block_size]) for group in groups]
+        """What the blocks of each group have cached once they are."""
+        self.ends = [Content(group, chain, unit, names[unit]) for group in groups]
+        """The same for ends inside blocks."""
+        self.tables = [Table() for _ in groups]

@@ -10,7 +10,7 @@ import msgspec
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import EngineTypeConfig, FamilyConfig, SimulatedConfig, in_role, timed_as, type_of, with_block_size
 from mocker.tiers.config import HostMemory, refuse_idle_tiers
-from mocker.timing.choose import resolve
+from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv import params as kv_params
@@ -94,7 +94,7 @@ class Mocker:
             answers: what its answers are like.
             transfer: how KV travels, if requests are shared with other workers.
             lease: how long a prefill worker keeps KV.
-            max_loras: adapters that may run in one step (none: requests have none).
+            max_loras: adapters that may run in one step, with room and time for them left out (none: as the settings say).
             max_waiting: requests that may wait at a rank, which refuses more (None: any number, as in vLLM).
             peers: what each rank is to other instances, if clients send requests from one to another.
 
@@ -111,7 +111,7 @@ class Mocker:
         self._kind = type_of(config)
         timing = timed_as(self._kind, timing)
         self.calls = (EngineCall("mocker.Engine", {"config": config, "timing": timing}),)
-        simulated = resolve(config, timing)
+        simulated = with_seats(resolve(config, timing), max_loras)
         self._simulated = replace(simulated, host=with_store(simulated.host, transfer))
         most = simulated.config.max_model_len
         self.traits = EngineTraits(
@@ -132,7 +132,6 @@ class Mocker:
         self._role = worker.role
         self._transfer = transfer
         self._lease = lease
-        self._max_loras = max_loras
         self._max_waiting = max_waiting
         self._peers = peers
         self._shape: KvShape | None = None
@@ -237,7 +236,6 @@ class Mocker:
                 handover=self._handovers[min(rank, len(self._handovers) - 1)] if self._handovers else None,
                 part_of=nixl_peer.part_of if self._peers else kv_params.part_of,
                 tiers=self._tiers[rank] if self._tiers else None,
-                max_loras=self._max_loras,
                 observer=self.observers[rank] if self.observers else None,
             )
             for rank in range(self.traits.num_ranks)
@@ -294,3 +292,18 @@ class Mocker:
             await each.close()
         for tiers in self._tiers:
             await tiers.close()
+
+
+def with_seats(simulated: SimulatedEngine, max_loras: int | None) -> SimulatedEngine:
+    """Let an engine run adapters whose loading somebody else simulates; None: change nothing.
+
+    Raises:
+        ValueError: its family has none.
+    """
+    config = simulated.settings
+    if max_loras is None:
+        return simulated
+    if not isinstance(config, EngineConfig):
+        raise ValueError(f"max_loras is {max_loras}; expected none: only vLLM's scheduler is modelled with adapters")
+    config = replace(config, enable_lora=True, max_loras=max_loras)
+    return replace(simulated, config=config, settings=config)

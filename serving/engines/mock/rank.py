@@ -24,7 +24,7 @@ from serving.engines.mock.observer import Gaps, Observer, Queues, RankWatch, que
 from serving.engines.mock.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
 from serving.runtime.server import AnswerStream
-from serving.worker.engine import EngineLoad, RankWork
+from serving.worker.engine import EngineLoad, RankDrafts, RankWork
 from serving.worker.protocol import PreprocessedRequest
 
 
@@ -41,7 +41,6 @@ class MockEngine:
         handover: Handover | None = None,
         part_of: PartOf = part_of,
         tiers: LiveTiers | None = None,
-        max_loras: int | None = None,
         observer: Observer | None = None,
     ) -> None:
         self.config = simulated.config
@@ -56,7 +55,6 @@ class MockEngine:
             layout=simulated.layout,
             adapters=simulated.adapters,
             kv_events=events is not None,
-            max_loras=max_loras,
             acceptance=simulated.acceptance,
             stage_shares=simulated.stage_shares,
         )
@@ -119,6 +117,7 @@ class MockEngine:
             self.config.max_num_seqs,
             kv_tiers=() if self._tiers is None else self._tiers.load(),
             work=RankWork(*self.engine.backlog()),
+            drafts=_drafts(self.draft_counts),
         )
 
     @property
@@ -209,3 +208,10 @@ class MockEngine:
         assert self._tiers is not None
         self._serve_tiers(self._tiers)
         self.wake()
+
+
+def _drafts(counts: DraftCounts | None) -> RankDrafts | None:
+    """Return what came of drafts, to be reported."""
+    if counts is None:
+        return None
+    return RankDrafts(counts.steps, counts.drafts, tuple(counts.accepted), counts.batches)

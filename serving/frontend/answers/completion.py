@@ -1,4 +1,4 @@
-"""Answers in OpenAI's form for completions and chats: events token by token, or part by part if the text is split."""
+"""Answers in OpenAI's form for completions and chats: an event for each step of the engine, of one token or several."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +7,7 @@ from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
 from serving.frontend.api.answer_format import CallIds
-from serving.frontend.api.deltas import Deltas, message
+from serving.frontend.api.deltas import Deltas, as_one, message
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import LogprobsFormat, TokenLogprob
 from serving.frontend.api.sse import DONE, ChoiceFormat, CompletionFormat, error_event, escape, unescape, usage
@@ -86,9 +86,19 @@ class _ChoiceStream:
         options = self.accepted.stream_options
         return bool(options.include_usage and options.continuous_usage_stats)
 
+    @property
+    def is_counted(self) -> bool:
+        """Whether events say how many tokens they have, if several."""
+        return "num_tokens" in (self.accepted.prepared.extension.extra_fields or ())
+
     def usage(self, num_output: int) -> dict[str, Any] | None:
         """Return the usage after so many tokens, if each event has it."""
         return usage(self.choice.num_prompt, num_output, self.choice.num_cached) if self.has_usage else None
+
+    def extras(self, start: int, end: int) -> dict[str, dict[str, Any] | None]:
+        """Return what the event of the last tokens from a place to another has besides them."""
+        count, usage = end - start, self.usage(self.choice.num_before + end)
+        return {"usage": usage, "nvext": {"num_tokens": count} if count > 1 and self.is_counted else None}
 
     def first(self) -> bytes:
         """Return what comes before the first token: a chat's role."""
@@ -109,6 +119,7 @@ class _TokenEvents:
         self._choice = stream.choice
         self._echo = stream.accepted.echo(stream.index)
         self._logprobs = LogprobsFormat(is_chat=prepared.is_chat)
+        self._is_counted = stream.is_counted
         self._is_plain = not stream.has_usage and prepared.num_logprobs is None
 
     def first(self) -> bytes:
@@ -116,16 +127,20 @@ class _TokenEvents:
         return self._stream.first()
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return an event for each piece, after the prompt if it is to be echoed."""
-        body, stream = self._prompt() if self._echo else b"", self._stream
+        """Return an event for each step, after the prompt if it is to be echoed."""
+        body, stream, choice = self._prompt() if self._echo else b"", self._stream, self._choice
         if not pieces:
             return body
-        if self._is_plain:
+        if self._is_plain and not choice.steps:
             return body + stream.format.tokens(pieces)
-        logprobs: list[Any] = [self._logprobs.value([token]) for token in self._choice.logprobs]
-        logprobs += [None] * (len(pieces) - len(logprobs))
-        usages = [stream.usage(self._choice.num_before + count) for count in range(1, len(pieces) + 1)]
-        return body + b"".join(map(stream.format.token, pieces, logprobs, usages))
+        events = choice.events(len(pieces))
+        if self._is_plain and not self._is_counted:
+            return body + stream.format.tokens([b"".join(pieces[start:end]) for start, end in events])
+        for start, end in events:
+            scored = choice.logprobs[start:end]
+            logprobs = self._logprobs.value(scored) if scored else None
+            body += stream.format.token(b"".join(pieces[start:end]), logprobs, **stream.extras(start, end))
+        return body
 
     def last(self) -> bytes:
         """See `ChoiceEvents`."""
@@ -136,7 +151,7 @@ class _TokenEvents:
         text, self._echo = escape(self._echo), ""
         logprobs = self._choice.prompt_logprobs
         value = self._logprobs.value(logprobs) if logprobs else None
-        return self._stream.format.token(text, value, self._stream.usage(self._choice.num_before))
+        return self._stream.format.token(text, value, usage=self._stream.usage(self._choice.num_before))
 
 
 class _PartEvents:
@@ -155,12 +170,13 @@ class _PartEvents:
         return self._stream.first()
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return an event for each part that the pieces settle."""
-        logprobs, body = list(self._choice.logprobs), b""
-        for count, piece in enumerate(pieces, 1):
-            self._waiting += logprobs[count - 1 : count]
-            for delta in self._deltas.of(self._parts.push(piece)):
-                body += self._event(delta, self._choice.num_before + count)
+        """Return an event for each part that a token settles, and one for all that the tokens of a step settle."""
+        choice, body = self._choice, b""
+        for start, end in choice.events(len(pieces)):
+            self._waiting += choice.logprobs[start:end]
+            deltas = list(self._deltas.of([part for piece in pieces[start:end] for part in self._parts.push(piece)]))
+            for delta in as_one(deltas) if end - start > 1 else deltas:
+                body += self._event(delta, choice.num_before + end)
         return body
 
     def last(self) -> bytes:

@@ -3,7 +3,7 @@
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
-from serving.frontend.api.answer_format import AnswerFormat, Usage
+from serving.frontend.api.answer_format import AnswerFormat, Usage, joined
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.sse import unescape
 from serving.model.parts import Content, Part
@@ -41,8 +41,9 @@ class FormattedAnswer:
         return self._format.first(self._usage()._replace(num_completion=0))
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """See `ChoiceEvents`."""
-        return self._format.parts(self._parts(pieces))
+        """Return the events of the parts that the pieces settle; tokens of a step that add to one part share its event."""
+        events = self._choice.events(len(pieces))
+        return b"".join(self._format.parts(joined(self._parts(pieces[start:end]))) for start, end in events)
 
     def last(self) -> bytes:
         """See `ChoiceEvents`."""

@@ -29,6 +29,34 @@ class Deltas:
                     yield {"reasoning_content": text}
 
 
+def as_one(deltas: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the deltas of a step as one, which has the text of each kind and one entry for each call; none stays none."""
+    found: dict[str, Any] = {}
+    for delta in deltas:
+        for name, value in delta.items():
+            if name == "tool_calls":
+                found[name] = [*found.get(name, ()), *value]
+            else:
+                found[name] = found.get(name, "") + value
+    if "tool_calls" in found:
+        found["tool_calls"] = _by_index(found["tool_calls"])
+    return [found] if found else []
+
+
+def _by_index(calls: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Join the entries of each call: clients that add up deltas expect one of each in an event."""
+    joined: dict[int, dict[str, Any]] = {}
+    for call in calls:
+        first = joined.get(call["index"])
+        if first is None:
+            joined[call["index"]] = call
+            continue
+        function = first["function"]
+        arguments = function.get("arguments", "") + call["function"]["arguments"]
+        joined[call["index"]] = first | {"function": function | {"arguments": arguments}}
+    return list(joined.values())
+
+
 def message(parts: Iterable[Part], call_ids: CallIds) -> dict[str, Any]:
     """Return the message that consists of these parts; its content is null if it only calls tools."""
     content, reasoning, calls = "", "", list[dict[str, Any]]()

@@ -112,11 +112,12 @@ class ChoiceFormat:
         """Return an event for each token; the texts are already escaped for JSON."""
         return self._before + self._between.join(texts) + self._after
 
-    def token(self, text: bytes, logprobs: Any, usage: dict[str, Any] | None = None) -> bytes:
-        """Return the event of a token with its log-probabilities (None: there are none)."""
+    def token(self, text: bytes, logprobs: Any, **extras: dict[str, Any] | None) -> bytes:
+        """Return the event of the tokens of a step, with their log-probabilities (None: there are none) and extras."""
         end = b',"logprobs":' + _encode(logprobs) + b',"finish_reason":null}]'
-        if usage is not None:
-            end += b',"usage":' + _encode(usage)
+        for name, value in extras.items():
+            if value is not None:
+                end += b',"' + name.encode() + b'":' + _encode(value)
         return self._before + text + self._quote + end + b"}\n\n"
 
     def delta(self, delta: dict[str, Any], logprobs: Any, usage: dict[str, Any] | None = None) -> bytes:

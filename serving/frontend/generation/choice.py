@@ -26,6 +26,8 @@ class Choice:
         """Cached tokens that came from beyond the GPU, by tier, if the engine reports it."""
         self.num_before = 0
         """Tokens of the answer before the last pieces."""
+        self.steps: tuple[tuple[int, int], ...] = ()
+        """Places (from, to) of the last pieces that belong together, because a step of the engine made their tokens."""
         self.logprobs: list[TokenLogprob] = []
         """Of the last pieces, if requested."""
         self.prompt_logprobs: list[TokenLogprob] | None = None
@@ -99,15 +101,27 @@ class Choice:
         if output.num_completion is not None:
             self._num_counted = output.num_completion
         if output.texts:
-            pieces = self._text.push_texts(output.texts, output.finish_reason)
+            pieces, self.steps = self._text.push_texts(output.texts, output.finish_reason), ()
         else:
-            pieces = self._text.push(output.tokens, output.finish_reason)
+            pieces, self.steps = self._text.push(output.tokens, output.finish_reason), output.steps
         self.tokens = output.tokens[: self.num_completion - self.num_before]
         self.finish_reason = self._text.finish_reason
         self.kv_transfer_params = output.kv_transfer_params or self.kv_transfer_params
         if self._has_logprobs:
             self._read_logprobs(output, pieces)
         return pieces
+
+    def events(self, num_pieces: int) -> list[tuple[int, int]]:
+        """Return from where to where the last pieces share an event: those of a step do, even if it was cut by a stop."""
+        if len(self.steps) == 1 and self.steps[0][0] == 0 and 0 < num_pieces <= self.steps[0][1]:
+            return [(0, num_pieces)]  # as mostly
+        found, at = list[tuple[int, int]](), 0
+        for start, end in self.steps:
+            found += [(place, place + 1) for place in range(at, min(start, num_pieces))]
+            at = min(end, num_pieces)
+            if start < at:
+                found.append((start, at))
+        return found + [(place, place + 1) for place in range(at, num_pieces)]
 
     def close(self) -> None:
         """Release the bookings, and cancel the calls still in progress."""

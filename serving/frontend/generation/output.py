@@ -67,6 +67,8 @@ class Output(msgspec.Struct, gc=False):
     """An engine's output since the last read."""
 
     tokens: list[int] = []
+    steps: tuple[tuple[int, int], ...] = ()
+    """The places (from, to) of tokens that came in one message, where that has several: a step that verifies drafts."""
     texts: list[str] = []
     """From engines that return text with their tokens."""
     finish_reason: str = ""
@@ -101,14 +103,21 @@ class Output(msgspec.Struct, gc=False):
                     for token in item:  # faster than by msgspec
                         if type(token) is not int or not 0 <= token <= MAX_TOKEN:
                             raise msgspec.ValidationError(f"{token!r} is not a token id")
-                    self.tokens += item
+                    self._extend(item)
                 else:
                     self._add(convert(item, EngineItem), num_before)
         except msgspec.ValidationError as error:
             raise ApiError(500, f"the engine sent something that is not an answer: {error}") from None
 
+    def _extend(self, tokens: list[int]) -> None:
+        """Add the tokens of a message."""
+        start = len(self.tokens)
+        self.tokens += tokens
+        if len(tokens) > 1:
+            self.steps += ((start, start + len(tokens)),)
+
     def _add(self, item: EngineItem, num_before: int) -> None:
-        self.tokens += item.token_ids
+        self._extend(item.token_ids)
         if item.finish_reason:
             self.finish_reason = item.finish_reason
         if item.cached_tokens is not UNSET:

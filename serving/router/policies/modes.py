@@ -104,7 +104,11 @@ class Mode:
         """
         base, additions = base_and_additions(name)
         _kind(base)
-        values = dict(_addition(name, addition) for addition in additions)
+        found = [_addition(name, addition) for addition in additions]
+        values = dict(found)
+        if len(values) < len(found):
+            twice = next(one for one, _ in found if sum(other == one for other, _ in found) > 1)
+            raise ValueError(f"router_mode {name!r}: {twice} is added twice; expected one number for it")
         if "wspt" in values and "late" not in values:
             raise ValueError(f"router_mode {name!r}: wspt orders requests that late(H) holds; add late")
         if values.get("bound", 1) < 1:

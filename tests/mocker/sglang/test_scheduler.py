@@ -179,7 +179,6 @@ GROUPS = layout_of([LayerKv(4.0), LayerKv(4.0, window=32)], 16)
     [
         {"host": HostMemory(num_chunks=4, tiers=(Tier(name="disk", num_chunks=9, bandwidth=1e9),))},
         {"layout": GROUPS},
-        {"max_loras": 2},
     ],
 )
 def test_what_is_not_modelled_is_refused(asked):

@@ -11,8 +11,9 @@ from mocker.timing.choose import resolve
 
 
 def made(max_loras=None, **settings):
-    config = EngineConfig(**({"block_size": 16, "num_gpu_blocks": 400} | settings))
-    return new_engine(config, resolve(config).timing, num_blocks=config.num_gpu_blocks, max_loras=max_loras)
+    adapters = {} if max_loras is None else {"enable_lora": True, "max_loras": max_loras}
+    config = EngineConfig(**({"block_size": 16, "num_gpu_blocks": 400} | adapters | settings))
+    return new_engine(config, resolve(config).timing, num_blocks=config.num_gpu_blocks)
 
 
 def sequence(id, adapter="", output=3, prompt=20):
@@ -57,8 +58,7 @@ def test_without_a_limit_any_adapters_run_together():
 
 
 def test_a_request_that_is_loading_needs_a_seat_for_its_adapter_when_it_starts_to_run():
-    config = EngineConfig(block_size=16, num_gpu_blocks=400, kv_role="kv_consumer", async_scheduling=False)
-    engine = new_engine(config, resolve(config).timing, num_blocks=400, max_loras=1)
+    engine = made(1, kv_role="kv_consumer", async_scheduling=False)
     remote = Sequence(
         "remote", num_prompt=20, max_tokens=2, chain=BlockChain([], 0), adapter="a", is_remote_prefill=True
     )

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -321,10 +322,9 @@ class Pair:
     """Two cores, one of which counts, asked the same."""
 
     def __init__(self, config, host, max_loras):
-        cores = [
-            VllmCore(config, config.num_gpu_blocks, host, max_loras=max_loras, is_counted=is_counted)
-            for is_counted in (False, True)
-        ]
+        if max_loras is not None:
+            config = replace(config, enable_lora=True, max_loras=max_loras)
+        cores = [VllmCore(config, config.num_gpu_blocks, host, is_counted=is_counted) for is_counted in (False, True)]
         self.has_adapters = max_loras is not None
         self.cores, self.flights = cores, deque()
         self.sequences = ({}, {})

@@ -146,7 +146,9 @@ def drive(
 ):
     """Run a workload to its end as the drivers do and return all that can be seen of it."""
     num_blocks = config.num_gpu_blocks * (1 if layout is None else len(layout.groups))
-    core = VllmCore(config, num_blocks, host, layout, max_loras=max_loras, is_counted=is_counted)
+    if max_loras is not None:
+        config = replace(config, enable_lora=True, max_loras=max_loras)
+    core = VllmCore(config, num_blocks, host, layout, is_counted=is_counted)
     engine = Engine(config, core, resolve(config, timing).timing, host=host, kv_events=True, ordered_events=ordered)
     engine._core.has_fast_paths = not one_by_one
     engine.ends_at_stores = end_at_stores
@@ -361,7 +363,8 @@ def flat(events):
             blocks = [end // event.group.unit - 1 for end in event.ends]
             rows += [("stored", event.group.number, event.stop, [label(event.chain, block) for block in blocks])]
         elif isinstance(event, GroupRemoved):
-            rows += [("removed", event.group.number, label(event.chain, event.stop // event.group.unit - 1))]
+            blocks = [end // event.group.unit - 1 for end in event.ends]
+            rows += [("removed", event.group.number, label(event.chain, block)) for block in blocks]
         else:
             size = event.blocks_per_chunk
             last_blocks = [(chunk + 1) * size - 1 for chunk in range(event.start, event.stop)]

@@ -12,7 +12,7 @@ SIZE = 4
 both = pytest.mark.parametrize("is_async", [False, True])
 
 
-def engine(*, is_async, num_blocks=33, budget=8, policy="fcfs", max_loras=None):
+def engine(*, is_async, num_blocks=33, budget=8, policy="fcfs", has_adapters=False):
     config = EngineConfig(
         block_size=SIZE,
         num_gpu_blocks=num_blocks,
@@ -20,8 +20,9 @@ def engine(*, is_async, num_blocks=33, budget=8, policy="fcfs", max_loras=None):
         max_num_seqs=4,
         async_scheduling=is_async,
         scheduling_policy=policy,
+        enable_lora=has_adapters,
     )
-    return new_engine(config, resolve(config).timing, num_blocks=num_blocks, max_loras=max_loras)
+    return new_engine(config, resolve(config).timing, num_blocks=num_blocks)
 
 
 def sequence(id, num_prompt, max_tokens, **more):
@@ -97,7 +98,7 @@ def test_each_sequence_gets_all_its_tokens_and_ends_once_whatever_is_asked_of_th
         num_blocks=rng.choice([14, 33]),  # the small one preempts by itself, too
         budget=rng.choice([8, 64]),
         policy=policy,
-        max_loras=rng.choice([None, 1]),
+        has_adapters=rng.choice([False, True]),
     )
     reader, sequences, aborted = Reader(made), [], set()
     for number in range(300):

@@ -1,6 +1,6 @@
-"""Answers to completions and chats as vLLM writes them: an event for each token, and the reason to finish in the last one.
+"""Answers to completions and chats as vLLM writes them: an event for each step, and the reason to finish in the last one.
 
-event of a token        before   text   after
+event of a step         before   text   after
 data: {...,"choices":[{"index":0,"text":"  once  ","logprobs":null,...}]}
 """
 
@@ -13,6 +13,7 @@ import msgspec
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import ChoiceEvents, Collected
 from serving.frontend.answers.splitting import AnswerParts
+from serving.frontend.api.deltas import as_one
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.sse import DONE, event, unescape
@@ -230,24 +231,31 @@ class _Events:
             found["usage"] = so_far
         return event(found | more)
 
-    def _token_event(
-        self, choice: dict[str, Any], place: int, reason: str | None, *, shows_ids: bool = True, **more: Any
+    def _steps(self, pieces: list[bytes]) -> list[tuple[int, int]]:
+        """Return the places (from, to) of each step's tokens; the one that ends the choice may have no text."""
+        choice = self.choice
+        if not choice.finish_reason:
+            return choice.events(len(pieces))
+        return choice.events(max(len(pieces), choice.num_completion - choice.num_before)) or [(0, 0)]
+
+    def _step_event(
+        self, choice: dict[str, Any], start: int, end: int, reason: str | None, *, shows_ids: bool = True, **more: Any
     ) -> bytes:
-        """Return the event of the token at a place, or of the last ones from there on, if that says why it is over."""
-        ids = self.choice.tokens[place : None if reason else place + 1]
+        """Return the event of the tokens from a place to another, or to the last if it says why the choice is over."""
+        ids = self.choice.tokens[start : None if reason else end]
         choice["token_ids"] = ids if shows_ids and self.options.return_token_ids else None
-        num_output = self.choice.num_completion if reason else self.choice.num_before + place + 1
+        num_output = self.choice.num_completion if reason else self.choice.num_before + end
         fingerprint = self.answer.settings.fingerprint
         if reason and not self.answer.has_usage and fingerprint is not None:
             more["system_fingerprint"] = fingerprint
         return self._event(choice, num_output=num_output, **more)
 
-    def _scores(self, place: int) -> dict[str, Any] | None:
-        """Return the log-probability of the token at a place of the last ones, if it is wanted."""
+    def _scores(self, start: int, end: int) -> dict[str, Any] | None:
+        """Return the log-probabilities of the last tokens from a place to another, if they are wanted."""
         choice = self.choice
         if not choice.logprobs:
             return None
-        found = scores(choice, choice.logprobs, choice.tokens, self.options)[place : place + 1]
+        found = scores(choice, choice.logprobs, choice.tokens, self.options)[start:end]
         return self.logprobs.value(found) if found else None
 
 
@@ -268,33 +276,32 @@ class _TextEvents(_Events):
         self._has_begun = False
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return the events of tokens; the last event of the choice also says why it is over."""
+        """Return the events of steps; the last event of the choice also says why it is over."""
         ended = bool(self.choice.finish_reason)
-        if self._is_plain and not ended:
+        if self._is_plain and not ended and not self.choice.steps:
             return self.before + self.between.join(pieces) + self.after if pieces else b""
-        count = len(pieces)
-        if ended:  # by a token without text, or with the last piece
-            count -= self.choice.num_completion - self.choice.num_before <= count and count > 0
-        body = b""
+        steps = self._steps(pieces)
+        last = steps.pop() if ended else None
+        texts = [b"".join(pieces[start:end]) for start, end in steps]
         if self._is_plain:
-            body = self.before + self.between.join(pieces[:count]) + self.after if count else b""
+            body = self.before + self.between.join(texts) + self.after if texts else b""
         else:
-            body = b"".join(self._token(unescape(pieces[place]), place) for place in range(count))
-        if ended:
-            text = unescape(b"".join(pieces[count:]))
-            body += self._token(text, count, reason=self.choice.finish_reason)
+            body = b"".join(self._step(unescape(text), *step) for text, step in zip(texts, steps, strict=True))
+        if last is not None:
+            text = unescape(b"".join(pieces[last[0] :]))
+            body += self._step(text, *last, reason=self.choice.finish_reason)
         return body
 
-    def _token(self, text: str, place: int, reason: str | None = None) -> bytes:
+    def _step(self, text: str, start: int, end: int, reason: str | None = None) -> bytes:
         choice = self.choice
         echo, self._echo = self._echo, None
-        logprobs = self._scores(place)
+        logprobs = self._scores(start, end)
         if echo is not None:
             text = echo if self.options.is_only_echo else echo + text
             if logprobs is not None:
                 found = [
                     *(choice.prompt_logprobs or ()),
-                    *scores(choice, choice.logprobs, choice.tokens, self.options)[:1],
+                    *scores(choice, choice.logprobs, choice.tokens, self.options)[start:end],
                 ]
                 self.logprobs = Scores(is_chat=False)
                 logprobs = self.logprobs.value(found)
@@ -309,11 +316,11 @@ class _TextEvents(_Events):
             found_choice |= {"text": text, "logprobs": logprobs, "finish_reason": reason}
             found_choice |= {"stop_reason": stop_reason(choice) if reason else None}
             found_choice |= {"prompt_token_ids": ids_of(choice.prompt) if shows_prompt else None}
-        return self._token_event(found_choice, place, reason)
+        return self._step_event(found_choice, start, end, reason)
 
 
 class _PartEvents(_Events):
-    """The events of a chat whose text is split: a token that settles nothing has none, unless its id or score is wanted."""
+    """The events of a chat whose text is split: a step that settles nothing has none, unless its ids or scores are wanted."""
 
     def __init__(self, answer: VllmAnswer, index: int, parts: AnswerParts, *, is_searched: bool) -> None:
         super().__init__(answer, index)
@@ -326,46 +333,43 @@ class _PartEvents(_Events):
         )
 
     def tokens(self, pieces: list[bytes]) -> bytes:
-        """Return the events of tokens; the last event of the choice also says why it is over."""
-        choice, body = self.choice, b""
-        num_new = choice.num_completion - choice.num_before
-        ended = bool(choice.finish_reason)
-        for place, piece in enumerate(pieces):
-            is_last = ended and place == len(pieces) - 1 and num_new <= len(pieces)
-            deltas = self._deltas.of(self._parts.push(piece))
+        """Return the events of steps; the last event of the choice also says why it is over."""
+        body, steps, ended = b"", self._steps(pieces), bool(self.choice.finish_reason)
+        for start, end in steps:
+            deltas = self._deltas.of([part for piece in pieces[start:end] for part in self._parts.push(piece)])
             self._count_search(deltas)
-            if is_last:
-                return body + self._finish(deltas, place)
-            body += self._emit(deltas, place)
-        if not ended:
-            return body
-        self._count_search([])
-        return body + self._finish([], len(pieces))
+            is_last = ended and (start, end) == steps[-1]
+            body += self._finish(deltas, start, end) if is_last else self._emit(deltas, start, end)
+        return body
 
     def _count_search(self, deltas: Sequence[dict[str, Any]]) -> None:
-        """Count a token after the reasoning, which vLLM searches for calls even if it has no text."""
+        """Count a step after the reasoning, which vLLM searches for calls even if it has no text."""
         if self._is_searched and not self._parts.is_thinking:
             self.answer.count_search(is_streamed=True, has_called=any("tool_calls" in delta for delta in deltas))
 
-    def _emit(self, deltas: Sequence[dict[str, Any]], place: int) -> bytes:
-        found = list(deltas) or ([{}] if self._shows_all else [])
-        return b"".join(self._delta(delta, place, is_first=not number) for number, delta in enumerate(found))
+    def _emit(self, deltas: Sequence[dict[str, Any]], start: int, end: int) -> bytes:
+        found = as_one(deltas) if end - start > 1 else list(deltas)
+        found = found or ([{}] if self._shows_all else [])
+        return b"".join(self._delta(delta, start, end, is_first=not number) for number, delta in enumerate(found))
 
-    def _finish(self, deltas: Sequence[dict[str, Any]], place: int) -> bytes:
-        found = [*deltas, *self._deltas.of(self._parts.end())] or [{}]
-        body = b"".join(self._delta(delta, place, is_first=not number) for number, delta in enumerate(found[:-1]))
+    def _finish(self, deltas: Sequence[dict[str, Any]], start: int, end: int) -> bytes:
+        found = [*deltas, *self._deltas.of(self._parts.end())]
+        found = (as_one(found) if end - start > 1 else found) or [{}]
+        body = b"".join(self._delta(delta, start, end, is_first=not number) for number, delta in enumerate(found[:-1]))
         return body + self._delta(
-            found[-1], place, is_first=len(found) == 1, reason=self._parts.reason(self.choice.finish_reason)
+            found[-1], start, end, is_first=len(found) == 1, reason=self._parts.reason(self.choice.finish_reason)
         )
 
-    def _delta(self, delta: dict[str, Any], place: int, *, is_first: bool, reason: str | None = None) -> bytes:
+    def _delta(
+        self, delta: dict[str, Any], start: int, end: int, *, is_first: bool, reason: str | None = None
+    ) -> bytes:
         shows = is_first and not self._is_hidden
         found: dict[str, Any] = {"index": self.index, "delta": delta}
-        found |= {"logprobs": self._scores(place) if shows else None, "finish_reason": reason}
+        found |= {"logprobs": self._scores(start, end) if shows else None, "finish_reason": reason}
         if reason:
             found["stop_reason"] = stop_reason(self.choice)
         num_reasoning = self._parts.num_reasoning if self.answer.settings.api.reasoning_parser else None
-        return self._token_event(found, place, reason, shows_ids=shows, num_reasoning=num_reasoning)
+        return self._step_event(found, start, end, reason, shows_ids=shows, num_reasoning=num_reasoning)
 
 
 def stop_reason(choice: Choice) -> int | str | None:

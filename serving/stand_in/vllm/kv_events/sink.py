@@ -145,11 +145,8 @@ class VllmSink:
                 return self._removed(chain, start, stop)
             case GroupStored():
                 return [self._group_stored(event)]
-            case GroupRemoved(chain, group):
-                last = event.stop // self._size - 1
-                (name,) = self._names.of(chain, last, last + 1)
-                self._names.discard(GPU, chain, last, last + 1)
-                return [messages.BlockRemoved([self._hasher.external(name)], GPU, group.number)]
+            case GroupRemoved():
+                return list(self._group_removed(event))
             case AllBlocksCleared():
                 self._names.clear(GPU)
                 return [messages.AllBlocksCleared()]
@@ -185,6 +182,14 @@ class VllmSink:
         message.group_idx, message.kv_cache_spec_kind = event.group.number, event.group.kind
         message.kv_cache_spec_sliding_window = event.group.window or None
         return message
+
+    def _group_removed(self, event: GroupRemoved) -> Iterator[messages.BlockRemoved]:
+        """Yield a message for each block of a group."""
+        for end in event.ends:
+            last = end // self._size - 1
+            (name,) = self._names.of(event.chain, last, last + 1)
+            self._names.discard(GPU, event.chain, last, last + 1)
+            yield messages.BlockRemoved([self._hasher.external(name)], GPU, event.group.number)
 
     def _chunks_stored(self, event: TierStored) -> Iterator[Message]:
         chain, size, medium = event.chain, event.blocks_per_chunk, event.medium

@@ -1,0 +1,47 @@
+"""What the head of a report says of an engine's memory."""
+
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.head import head_of
+from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from workloads import Request, Workload
+from workloads.pacing import LoadConfig
+
+WORKLOAD = Workload("w", 16, [Request(0.0, 32, 4, (1, 2))])
+LLAMA = TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
+
+
+def head(*pools):
+    return head_of(WORKLOAD, [Deployment(pools=(pool,)) for pool in pools], [LoadConfig()])
+
+
+def test_one_engine_has_room_for_kv():
+    assert head(Pool(timing=LLAMA))["Room for KV"] == "451,200 tokens in 7,050 blocks"
+    assert "Room for KV" not in head(Pool())  # generic times say nothing of a GPU
+
+
+def test_the_room_of_a_pipeline_is_said_by_stage():
+    timing = TimingConfig(
+        model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=2, pipeline_parallel_size=3
+    )
+    said = head(Pool(timing=timing))["Room for KV"]
+    assert said.endswith(" GiB on a GPU of the stages with 27 + 27 + 26 layers")
+    assert " blocks, which take " in said
+    first, middle, last = [float(part) for part in said.partition("take ")[2].partition(" GiB")[0].split(" + ")]
+    assert first <= middle
+    assert last <= middle
+
+
+def test_groups_of_layers_say_their_room_themselves():
+    said = head(Pool(timing=TimingConfig(model="openai/gpt-oss-20b", gpu="h100")))
+    assert "Room for KV" not in said
+    assert "room for" in said["KV groups"]
+
+
+def test_adapters_have_a_line_and_arms_are_told_apart():
+    pools = [Pool(mocker=EngineConfig(enable_lora=True, max_loras=count), timing=LLAMA) for count in (1, 2)]
+    assert head(*pools)["LoRA"] == (
+        "1 adapter on the GPU and 1 in host memory, of rank 16; a load takes 2.64 ms, and 100 ms more from disk; in other arms: "
+        "2 adapters on the GPU and 2 in host memory, of rank 16; a load takes 2.64 ms, and 100 ms more from disk"
+    )
+    assert "LoRA" not in head(Pool(timing=LLAMA))
