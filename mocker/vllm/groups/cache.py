@@ -76,7 +76,7 @@ class GroupedCache:
         most = sequence.num_known // self.units.hashed * self.units.hashed
         found: list[list[int]] = [NO_BLOCKS] * len(self._kind_of)
         reported: dict[Kind, int] = {}
-        dropped: set[Kind] = set()  # kinds whose hit was shortened by a block for the drafter
+        dropped: set[Kind] = set()  # kinds that the drafter reads, and whose hit was shortened, if they do that
         longest, length, has_several = 0, limit, len(self._kind_of) > 1
         while True:
             before = length
@@ -84,8 +84,8 @@ class GroupedCache:
                 if type(kind) is Kind and kind in reported:
                     length = min(length, reported[kind])
                     continue
-                drops = kind.drops_last and kind not in dropped
-                reach = min(length + kind.block_size, most) if drops and has_several else length
+                drops = kind.stores_next and kind not in dropped
+                reach = min(length + kind.block_size, most) if drops and kind.drops_last and has_several else length
                 columns = kind.find(pool, chain, reach, drops=drops)
                 if drops:
                     dropped.add(kind)

@@ -185,7 +185,7 @@ class Window(Kind):
         """See `Kind`: the blocks that a hit needs, before each place at which one may end."""
         interval = self._units.alignment if self._retention is None else self._retention
         later, places = int(self.drops_last), set[int]()
-        if self._retention is None and (self._run + later) * self.block_size >= interval:
+        if interval and (self._run + later) * self.block_size >= interval:
             return list(range(start, stop))
         ends = range(interval, (stop + self._run) * self.block_size + interval, interval) if interval else ()
         for end in (*ends, *(() if self._retention is None else map(self._round, marks))):
@@ -214,7 +214,7 @@ class Window(Kind):
             if run >= needed:
                 break
         else:
-            place = 0
+            place, found = 0, self._aligned(found[::-1])[::-1]
         found = [[NULL] * len(self.groups)] * place + found[::-1]
         if drops:
             found = found[:-1]
