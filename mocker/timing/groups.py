@@ -8,6 +8,7 @@ from mocker.models.kv_groups import KvLayout
 from mocker.timing.config import TimingConfig
 from mocker.timing.drafter import drafter_shape
 from mocker.vllm.config import EngineConfig
+from mocker.vllm.speculation import Speculation
 
 
 def groups_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout | None:
@@ -38,12 +39,16 @@ def check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> Non
 
 
 def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
-    """Return how the model's layers keep KV; vLLM transfers KV, to another engine or host memory, from one table only."""
-    state_block_size, transfers, drafter = None, False, None
+    """Return how the model's layers keep KV.
+
+    All of it is in one table, as in vLLM without its hybrid manager, if it goes to another engine or host memory, and with
+    EAGLE or MTP beside chunked attention (0.32 and 0.33, `config/vllm.py`).
+    """
+    state_block_size, has_one_table, drafter = None, False, None
     if isinstance(engine, EngineConfig):
         drafter = drafter_shape(engine, timing)
         state_block_size = None if engine.enable_prefix_caching else engine.max_model_len or context_length(timing)
-        transfers = _transfers(engine)
+        has_one_table = _transfers(engine) or (Speculation(engine).drops_last_hit and _has_chunks(timing))
     return kv_cache(
         timing.shape,
         block_size=engine.block_size,
@@ -51,7 +56,7 @@ def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
         kv_dtype=timing.kv_dtype,
         state_block_size=state_block_size,
         drafter=drafter,
-        is_one_table=transfers,
+        is_one_table=has_one_table,
     ).layout
 
 
@@ -84,3 +89,7 @@ def context_length(timing: TimingConfig) -> int | None:
 
 def _transfers(engine: EngineConfig) -> bool:
     return engine.kv_role is not None or engine.has_host_memory
+
+
+def _has_chunks(timing: TimingConfig) -> bool:
+    return any(layer.is_chunked for layer in layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype))

@@ -10,6 +10,7 @@ from mocker.models.layout import refusal
 from mocker.models.shape import shape_of
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.groups import groups_of
 
 FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
 DENSE = {
@@ -149,3 +150,11 @@ def test_times_of_split_blocks_are_not_known_so_a_simulation_refuses_them_with_t
     ):
         resolve(EngineConfig(), timing)
     resolve(EngineConfig(), replace(timing, enable_expert_parallel=True))
+
+
+@pytest.mark.parametrize(("method", "has_groups"), [("eagle3", False), ("ngram", True)])
+def test_beside_chunked_attention_a_drafter_that_reads_the_model_has_one_table(method, has_groups):
+    drafts = {"num_speculative_tokens": 2, "acceptance_length": 1.8, "speculative_method": method}
+    engine = EngineConfig(**drafts, async_scheduling=False)
+    timing = TimingConfig(model="meta-llama/Llama-4-Maverick-17B-128E-Instruct", gpu="b200", tensor_parallel_size=8)
+    assert (groups_of(engine, timing) is not None) == has_groups
