@@ -169,8 +169,7 @@ def with_groups(rng, config):
         layers += [LayerKv(8.0, window=rng.randint(1, 6 * size), is_chunked=True)] * rng.choice([0, 0, 1])
     layers += [LayerKv(4.0, window=rng.choice([0, rng.randint(2, 5 * size)]))] * rng.choice([0, 0, 1])
     layers = layers or [LayerKv(8.0, window=rng.randint(1, 5 * size))]
-    if config.speculative_method != "eagle":  # rarely different: docs/fidelity.md
-        layers += [LayerKv(0.0, state=4.0 * size)] * rng.choice([0, 0, 1])
+    layers += [LayerKv(0.0, state=4.0 * size)] * rng.choice([0, 0, 1])
     if len({layer.token for layer in layers if layer.token}) > 1:  # vLLM refuses chunks beside blocks of several sizes
         layers = [layer for layer in layers if not layer.is_chunked]
     rng.shuffle(layers)

@@ -193,12 +193,16 @@ class GroupedCache:
             return
         marks = self._marks(held)
         for group, kind in enumerate(self._kind_of):
-            reach = min(num_tokens, aligned + kind.block_size) if kind.stores_next else aligned
+            reach = self._reach(kind, num_tokens, aligned)
             self._pass(held, group, kind, reach // kind.block_size, marks)
             self._store_end(held, group, kind, reach)
         if self._settings.counts_last_state_again:
             for kind in self._states:
-                self._count_again(held, kind, aligned)
+                self._count_again(held, kind, self._reach(kind, num_tokens, aligned))
+
+    def _reach(self, kind: Kind, num_tokens: int, aligned: int) -> int:
+        """Return up to where blocks are cached: a look-up that drops the last one asks for one more."""
+        return min(num_tokens, aligned + kind.block_size) if kind.stores_next else aligned
 
     def _end_of_known(self, sequence: Sequence) -> int:
         if sequence.num_known == sequence.num_prompt and (
