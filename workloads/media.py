@@ -15,6 +15,11 @@ class MediaCheck:
         self._tokens: dict[str, int] = {}
         self._shown: dict[int, tuple[tuple[str, int], ...]] = {}  # by hash id: items in its block, and where they begin
 
+    @property
+    def has_any(self) -> bool:
+        """Whether any request had media."""
+        return bool(self._tokens)
+
     def problem(self, request: Request, block_size: int) -> str | None:
         """Return what is wrong with the media of a request, if anything; else remember them."""
         end = 0
@@ -23,6 +28,16 @@ class MediaCheck:
                 return f"media[{number}]: {problem}"
             end = item.offset + item.tokens
         return self._of_blocks(request, block_size)
+
+    def problem_of_text(self, request: Request) -> str | None:
+        """Return what is wrong with a request without media, if anything: blocks of text in which others show something."""
+        for block, id in enumerate(request.hash_ids if self._shown else ()):
+            if shown := self._shown.get(id):
+                return (
+                    f"hash_ids[{block}] is {id}, a block of text, and in another request {_named(shown)}; expected "
+                    "other ids for blocks with media"
+                )
+        return None
 
     def _of_item(self, item: Media, least: int, most: int) -> str | None:
         if not item.id:
@@ -43,18 +58,18 @@ class MediaCheck:
         for item in request.media:
             for block in range(item.offset // size, (item.offset + item.tokens - 1) // size + 1):
                 places.setdefault(block, []).append((item.id, item.offset - block * size))
-        for block, shown in places.items():
-            id, mine = request.hash_ids[block], tuple(shown)
+        for block, id in enumerate(request.hash_ids):
+            mine = tuple(places.get(block, ()))
             if (other := self._shown.setdefault(id, mine)) != mine:
                 return (
-                    f"hash_ids[{block}] is {id}, a block with {_named(mine)}, and in an earlier request one with {_named(other)}; "
+                    f"hash_ids[{block}] is {id}, {_named(mine)}, and in an earlier request {_named(other)}; "
                     "expected other ids for blocks with other media"
                 )
         return None
 
 
 def _named(shown: tuple[tuple[str, int], ...]) -> str:
-    return ", ".join(f"{id!r} at {offset}" for id, offset in shown)
+    return f"a block with {', '.join(f'{id!r} at {offset}' for id, offset in shown)}" if shown else "a block of text"
 
 
 def refuse_media(requests: "RequestColumns", name: str, what: str) -> None:

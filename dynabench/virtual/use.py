@@ -177,6 +177,9 @@ def _with_hits(uses: Sequence[TierUse], cluster: Cluster, requests: Requests) ->
     pools = {rank.number: crew.pool for crew in _crews(cluster) for rank in crew.ranks}
     tokens: dict[tuple[str, str], int] = defaultdict(int)
     gpu_s: dict[tuple[str, str], float] = defaultdict(float)
+    beyond = np.where(
+        np.ma.getmaskarray(requests.prompt_worker), 0, beyond
+    )  # where a worker was lost, nobody knows whose
     numbers, lengths, cached = requests.prompt_worker.data, requests.isl, requests.cached_tokens.filled(0)
     for row in np.flatnonzero(beyond).tolist():
         pool, length, num_beyond = pools[int(numbers[row])], int(lengths[row]), int(beyond[row])

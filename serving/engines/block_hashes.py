@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup, Medium
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, Medium, layer_group
 from serving.router.hashing import block_hashes, sequence_hashes
 
 log = logging.getLogger(__name__)
@@ -98,9 +98,10 @@ class HashTranslator:
         theirs, parent = fields["block_hashes"], fields["parent_block_hash"]
         tokens, size = fields["token_ids"], fields["block_size"]
         each, rest = divmod(size, self._block_size)
-        if rest or not each:
+        if rest or each < 1:
             self._warn(f"ignored blocks of {size} tokens in a group of layers: other blocks have {self._block_size}")
             return None
+        group = layer_group([number, self._block_size, size, fields.get("kv_cache_spec_sliding_window") or 0, 0])
         if len(tokens) == size * len(theirs) and (parent is None or parent in self._ours):
             ours = dict(zip(theirs, self._below(parent, tokens, root)[1][each - 1 :: each], strict=True))
         else:
@@ -108,7 +109,6 @@ class HashTranslator:
         held = self._parts.setdefault(number, {})
         for name, block in ours.items():
             held[name] = block, held.get(name, (0, 0))[1] + 1
-        group = LayerGroup(number, self._block_size, size, fields.get("kv_cache_spec_sliding_window") or 0, 0)
         return BlocksStored(list(ours.values()), None, group=group)
 
     def _removed_part(self, number: int, theirs: Sequence[Any]) -> BlocksRemoved:
@@ -124,7 +124,7 @@ class HashTranslator:
     def _of_group(self, kind: str, number: int, fields: dict[str, Any], root: int | None) -> BlocksEvent | None:
         """Translate an event about a group of layers that routers do not take for the model."""
         if kind == "BlockRemoved":
-            return self._removed_part(number, fields["block_hashes"])
+            return self._removed_part(number, fields["block_hashes"]) if number in self._parts else None
         layers = fields.get("kv_cache_spec_kind")
         if layers in KEEP_A_PART:
             return self._stored_part(number, fields, root)

@@ -1,6 +1,9 @@
 """The KV events by which ranks report the contents of their caches; `serving/worker/kv_events.py` puts them on the wire."""
 
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta
 
 Medium = Literal["GPU", "CPU", "STORAGE", "SHARED"]
 """Where blocks are: on the GPU, in host memory, on a rank's own disks, or in a store that all ranks share.
@@ -10,18 +13,26 @@ to it reports stored and removed blocks for all ranks.
 """
 
 
+MAX_GROUP = 255
+"""Largest number of a group of a model's layers."""
+
+GroupNumber = Annotated[int, Meta(ge=0, le=MAX_GROUP)]
+BlockTokens = Annotated[int, Meta(ge=1, le=1 << 30)]
+SeenTokens = Annotated[int, Meta(ge=0, le=1 << 50)]
+
+
 class LayerGroup(NamedTuple):
     """Layers of a model that keep only a part of a prompt's KV, in blocks of their own on the GPU."""
 
-    number: int
+    number: GroupNumber
     """Of the group among those of the model."""
-    unit: int
+    unit: BlockTokens
     """Tokens in a block as routers know it."""
-    block_size: int
+    block_size: BlockTokens
     """Tokens in a block of the group: at least as many, and not always a multiple."""
-    window: int
+    window: SeenTokens
     """Tokens that a token sees, itself included; 0: it sees no window."""
-    chunk: int
+    chunk: SeenTokens
     """Tokens of the chunks inside which tokens see each other; 0: there are none. Without either, a block is a state."""
 
     def first_needed(self, num_tokens: int) -> int:
@@ -31,6 +42,20 @@ class LayerGroup(NamedTuple):
         else:
             unseen = num_tokens - (self.window - 1 if self.window else self.block_size)
         return max(unseen, 0) // self.block_size * self.block_size
+
+
+def layer_group(numbers: list[Any]) -> LayerGroup:
+    """Return a group that something outside describes.
+
+    Raises:
+        ValueError: no group can be like that.
+    """
+    group = msgspec.convert(numbers, LayerGroup)
+    if group.unit > group.block_size:
+        raise ValueError(
+            f"a group's block of {group.block_size} tokens; expected at least {group.unit}, those of others"
+        )
+    return group
 
 
 class BlocksStored(NamedTuple):

@@ -45,65 +45,90 @@ class _Kind:
         return 0
 
 
+class _Rank:
+    """What a rank has, kind by kind."""
+
+    __slots__ = ("copies", "groups", "kinds")
+
+    def __init__(self) -> None:
+        self.groups: dict[int, LayerGroup] = {}  # by number; without one, it describes a kind
+        self.kinds: dict[LayerGroup, _Kind] = {}
+        self.copies: dict[tuple[int, Hashable], int] = {}  # of a group's block, beyond the first
+
+    def describe(self, number: int, described: LayerGroup) -> None:
+        """Take a group to be as described; what was said of it before, or of groups in other units, does not hold."""
+        for other, before in list(self.groups.items()):
+            if other == number or before.unit != described.unit:
+                self._forget(other, before)
+        self.groups[number] = described
+        self.kinds.setdefault(described, _Kind(described)).everyone |= 1 << number
+
+    def _forget(self, number: int, described: LayerGroup) -> None:
+        kind = self.kinds[described]
+        kind.everyone &= ~(1 << number)
+        kind.holders = {name: left for name, held in kind.holders.items() if (left := held & kind.everyone)}
+        self.copies = {key: count for key, count in self.copies.items() if key[0] != number}
+        del self.groups[number]
+        if not kind.everyone:
+            del self.kinds[described]
+
+
 class KnownLayerGroups:
     """The blocks of such layers, from the ranks' KV events. Full attention's are in the prefix index."""
 
     def __init__(self) -> None:
-        self._kinds: dict[int, dict[LayerGroup, _Kind]] = {}  # slot -> what describes a kind -> that kind
-        self._copies: dict[int, dict[tuple[int, Hashable], int]] = {}  # slot -> group and block -> beyond the first
+        self._ranks: dict[int, _Rank] = {}
 
     @property
     def slots(self) -> Iterable[int]:
         """The ranks with such layers."""
-        return self._kinds
+        return self._ranks
 
     def store(self, slot: int, group: LayerGroup, names: Iterable[Hashable]) -> None:
         """Enter blocks of a rank, each named by that of the router's blocks in which it ends."""
-        kinds, described = self._kinds.setdefault(slot, {}), group._replace(number=0)
-        kind = kinds.get(described)
-        if kind is None:
-            kind = kinds[described] = _Kind(described)
-        bit, holders = 1 << group.number, kind.holders
-        kind.everyone |= bit
+        rank, number, described = self._ranks.setdefault(slot, _Rank()), group.number, group._replace(number=0)
+        if rank.groups.get(number) != described:
+            rank.describe(number, described)
+        bit, holders, copies = 1 << number, rank.kinds[described].holders, rank.copies
         for name in names:
             held = holders.get(name, 0)
             if held & bit:
-                copies = self._copies.setdefault(slot, {})
-                copies[group.number, name] = copies.get((group.number, name), 0) + 1
+                copies[number, name] = copies.get((number, name), 0) + 1
             else:
                 holders[name] = held | bit
 
     def remove(self, slot: int, number: int, names: Iterable[Hashable]) -> None:
         """Remove blocks of a rank's group; unknown ones are ignored."""
-        bit, copies = 1 << number, self._copies.get(slot)
-        kind = next((kind for kind in self._kinds.get(slot, {}).values() if kind.everyone & bit), None)
-        if kind is None:
+        rank = self._ranks.get(slot)
+        if rank is None or number not in rank.groups:
             return
+        bit, holders, copies = 1 << number, rank.kinds[rank.groups[number]].holders, rank.copies
         for name in names:
             if copies and (more := copies.pop((number, name), 0)):
                 if more > 1:
                     copies[number, name] = more - 1
                 continue
-            left = kind.holders.get(name, 0) & ~bit
+            left = holders.get(name, 0) & ~bit
             if left:
-                kind.holders[name] = left
+                holders[name] = left
             else:
-                kind.holders.pop(name, None)
+                holders.pop(name, None)
 
     def clear(self, slot: int) -> None:
         """Forget what a rank has, but not which layers."""
-        self._copies.pop(slot, None)
-        for kind in self._kinds.get(slot, {}).values():
-            kind.holders.clear()
+        rank = self._ranks.get(slot)
+        if rank is not None:
+            rank.copies.clear()
+            for kind in rank.kinds.values():
+                kind.holders.clear()
 
     def drop(self, slot: int) -> None:
         """Forget a rank."""
-        self._copies.pop(slot, None)
-        self._kinds.pop(slot, None)
+        self._ranks.pop(slot, None)
 
     def longest(self, slot: int, blocks: PromptBlocks, num_blocks: int) -> int:
         """Return with how many of a prompt's leading blocks a rank can start, of those that full attention has there."""
-        kinds = list(self._kinds[slot].values())
+        kinds = list(self._ranks[slot].kinds.values())
         alignment, unit = lcm(*[kind.group.block_size for kind in kinds]), kinds[0].group.unit
         most = min((num_blocks + 1) * unit - 1, blocks.num_blocks * unit)  # a hit may end inside a block
         longest = most // alignment * alignment

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup, Medium
+from serving.router.events import (
+    MAX_GROUP,
+    BlocksCleared,
+    BlocksEvent,
+    BlocksRemoved,
+    BlocksStored,
+    LayerGroup,
+    Medium,
+    layer_group,
+)
 from serving.runtime.address import EndpointAddress
 from serving.runtime.server import AnswerStream
 
@@ -23,9 +32,6 @@ EVENT_HASHES = 4096
 
 MESSAGE_HASHES = 16_384
 """Maximum hashes in one message, not counting its last event: about 150 KB; a NATS server accepts 1 MiB by default."""
-
-MAX_GROUPS = 256
-"""Maximum groups of a model's layers."""
 
 MEDIA: tuple[Medium, ...] = get_args(Medium)
 
@@ -100,22 +106,14 @@ def decode_kv_event(event: Event) -> BlocksEvent:
         case [int() | None as parent, list(hashes), medium] if medium in MEDIA:
             return BlocksStored(hashes, parent, medium)
         case [None, list(hashes), list(group)]:
-            return BlocksStored(hashes, None, group=_layer_group(group))
-        case [list(hashes), int() as number]:
+            return BlocksStored(hashes, None, group=layer_group(group))
+        case [list(hashes), int() as number] if 0 <= number <= MAX_GROUP:
             return BlocksRemoved(hashes, group=number)
         case [list(hashes), medium] if medium in MEDIA:
             return BlocksRemoved(hashes, medium)
         case [medium] if medium in MEDIA:
             return BlocksCleared(medium)
     raise ValueError(f"not a KV event: {str(event)[:100]}")
-
-
-def _layer_group(numbers: list[int]) -> LayerGroup:
-    if len(numbers) == len(LayerGroup._fields) and min(numbers) >= 0:
-        group = LayerGroup(*numbers)
-        if group.number < MAX_GROUPS and 0 < group.unit <= group.block_size:
-            return group
-    raise ValueError(f"not a group of layers: {str(numbers)[:100]}")
 
 
 class BlockLedger:

@@ -8,6 +8,7 @@ from msgspec import UNSET
 from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
+from dynabench.deployment.fleet import FleetConfig
 from dynabench.live.run import measure
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
@@ -161,3 +162,14 @@ def test_a_live_run_says_what_its_tiers_held_and_which_tokens_came_from_them():
     assert disk.read.bytes == requests.disk_tokens.sum() * 131_072
     assert disk.read.copies > 0
     assert 0 < disk.read.busy.mean < 1
+
+
+def test_requests_that_lose_their_only_worker_have_come_from_no_pool():
+    """The host memory of a worker is read, and the worker is lost before the answer ends."""
+    turns = Workload("w", 64, [Request(0.6 * place, 64, 20, ids) for place, ids in enumerate((A, B, C, A))])
+    pool = Pool(mocker=engine(), timing=TIMING)
+    world = Deployment(pools=(pool,), router_mode="round-robin", fleet=FleetConfig(events="at 1.9s: kill worker 0"))
+    made = simulate(Run.alone(Settings(world)), turns)
+    assert made.requests.host_tokens.tolist()[3] == 64
+    assert made.requests.prompt_worker.mask.tolist() == [False, False, False, True]
+    assert made.tiers[0].tokens == 0

@@ -1,5 +1,6 @@
 """What layers that keep only a part of a prompt leave of a rank's hits, as routers know it: in blocks of 4 tokens."""
 
+import contextlib
 import itertools
 import random
 
@@ -170,5 +171,48 @@ def test_a_rank_without_such_layers_has_all_that_is_cached():
 
 @pytest.mark.parametrize("group", [[1, 4, 4, 0], [1, 0, 4, 0, 0], [1, 8, 4, 0, 0], [999, 4, 4, 0, 0], [-1, 4, 4, 0, 0]])
 def test_a_group_that_cannot_be_is_refused(group):
-    with pytest.raises(ValueError, match="not a group of layers"):
+    with pytest.raises(ValueError, match=r"length|>= |<= |expected at least 8"):
         decode_kv_event([None, [1], group])
+
+
+@pytest.mark.parametrize("number", [-1, 256, 1 << 50])
+def test_a_number_that_no_group_has_is_refused(number):
+    with pytest.raises(ValueError, match="not a KV event"):
+        decode_kv_event([[1], number])
+
+
+@pytest.mark.parametrize(
+    "change", [{"group_idx": 300}, {"group_idx": "x"}, {"kv_cache_spec_sliding_window": -1}, {"block_size": -4}]
+)
+def test_what_an_engine_says_of_impossible_layers_never_reaches_a_router(change):
+    event = {
+        "type": "BlockStored",
+        "block_hashes": [1],
+        "parent_block_hash": None,
+        "token_ids": [1] * SIZE,
+        "block_size": SIZE,
+    }
+    event |= {
+        "medium": "GPU",
+        "group_idx": 1,
+        "kv_cache_spec_kind": "sliding_window",
+        "kv_cache_spec_sliding_window": 9,
+    } | change
+    translated = []
+    with contextlib.suppress(ValueError, TypeError):  # the reader of events ignores the message then
+        translated = HashTranslator(SIZE).translate([event])
+    assert not translated
+
+
+def test_what_is_said_of_a_group_last_holds_and_the_others_stay():
+    index, blocks = PrefixIndex(), PromptBlocks.of([1, 2, 3])
+    groups = index.layer_groups
+    index.store(0, [1, 2, 3])
+    for number in (1, 2):
+        groups.store(0, LayerGroup(number, SIZE, SIZE, 0, 0), [3])
+    groups.store(0, LayerGroup(2, SIZE, SIZE, 7, 0), [9])
+    assert index.starts(blocks) == {}  # the window of 7 has nothing of it
+    groups.store(0, LayerGroup(2, SIZE, SIZE, 0, 0), [3])
+    assert index.starts(blocks) == {0: 3}
+    groups.store(0, LayerGroup(1, 1, 1, 0, 0), [1])  # other units: what was said before is of another engine
+    assert index.starts(PromptBlocks.of([1, 2, 3])) == {0: 1}

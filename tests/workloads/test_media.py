@@ -56,7 +56,15 @@ def test_a_request_says_which_tokens_are_of_an_image(tmp_path):
         ),
         (
             [{"media": [item()]}, {"media": [item(id="dog")], "hash_ids": [0, 10, 11]}],
-            r"line 3: hash_ids\[0\] is 0, a block with 'dog' at 3, and in an earlier request one with 'cat' at 3; expected other",
+            r"line 3: hash_ids\[0\] is 0, a block with 'dog' at 3, and in an earlier request a block with 'cat' at 3; expected",
+        ),
+        (
+            [{"media": [item()]}, {"hash_ids": [0, 1, 2]}],
+            r"line 3: hash_ids\[0\] is 0, a block of text, and in another request a block with 'cat' at 3; expected other",
+        ),
+        (
+            [{"hash_ids": [9, 10, 11]}, {"media": [item()], "hash_ids": [9, 10, 11]}],
+            r"line 2: hash_ids\[0\] is 9, a block of text, and in another request a block with 'cat' at 3; expected other",
         ),
         ([{"media": [{"offset": 3, "tokens": 20}]}], "line 2: not a request .*missing required field `id`"),
         ([{"media": "cat"}], "line 2: not a request"),

@@ -89,9 +89,8 @@ def _parts(path: Path, source: Source, before: int, media: MediaCheck) -> "Gener
             place = f"{path}, line {number - 1}"
             header, block = _header(line, place), rest
             _note(header, source, place)
-        part = _plain(block, header.block_size, last) or _checked(
-            block, header.block_size, last, found, path, number, media
-        )
+        plain = None if media.has_any else _plain(block, header.block_size, last)
+        part = plain or _checked(block, header.block_size, last, found, path, number, media)
         if len(part):
             last, found = part.arrival_s.item(-1), found + len(part)
         if before and "after" in part.more:
@@ -142,7 +141,7 @@ def _checked(
     """
     from workloads.columns import RequestColumns
 
-    decode, made = msgspec.json.Decoder(Request).decode, list[Request]()
+    decode, made, places = msgspec.json.Decoder(Request).decode, list[Request](), list[str]()
     for number, line in enumerate(block.split(b"\n"), first):
         place = f"{path}, line {number}"
         if len(line) > MAX_LINE_BYTES:
@@ -160,6 +159,10 @@ def _checked(
             raise WorkloadError(f"{place}: {problem}")
         last = request.arrival_s
         made.append(request)
+        places.append(place)
+    for place, request in zip(places, made, strict=True) if media.has_any else ():
+        if not request.media and (problem := media.problem_of_text(request)):
+            raise WorkloadError(f"{place}: {problem}")
     return RequestColumns.of(made)
 
 

@@ -56,7 +56,10 @@ class NvExt(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     backend_instance_id: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Send the request to this instance."""
     extra_fields: Annotated[list[Annotation], Meta(max_length=32)] | None = None
-    """Fields for the `nvext` of the answer: `worker_id`, `timing`, `routing`, and `num_tokens` for that of each event that has several."""
+    """Fields for the `nvext` of the answer: `worker_id`, `timing`, `routing`, and `num_tokens` for that of each event that has several.
+
+    Where answers are split for tools or reasoning, events do not have it: their parts end anywhere in tokens.
+    """
     session_id: Annotated[str, Meta(max_length=256)] | None = None
     """Conversation that the request belongs to; the `session` router mode keeps it on one worker."""
     stop_after: Tokens | None = None
