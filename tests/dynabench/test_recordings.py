@@ -303,3 +303,16 @@ def test_a_recording_is_read_from_the_folder_it_lies_in(tmp_path, monkeypatch):
         shutil.copy(HERE.parents[1] / "golden" / "vllm-0.32-full" / name, tmp_path / folder)
     monkeypatch.chdir(tmp_path / "traces")
     assert verify(read(Path("s01_no_sharing__bs16.sched.jsonl.gz"))).difference is None
+
+
+def test_a_trace_in_which_a_step_lacks_what_others_have_is_refused(tmp_path):
+    folder = Path(__file__).parents[1] / "golden" / "vllm-0.32-media"
+    path = next(folder.rglob("media_dev1.*.gz"))
+    shutil.copytree(folder, tmp_path / "copy")
+    copy = tmp_path / "copy" / path.relative_to(folder).with_name("lacking.jsonl")
+    rows = rows_of(path)
+    steps = [row for row in rows if row["op"] == "schedule"]
+    del steps[3]["encoder_cache"]
+    copy.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(RecordingError, match="no encoder_cache in this schedule; expected it, as in other lines"):
+        read(copy)

@@ -35,6 +35,8 @@ from mocker.vllm.versions import EngineVersion
 CACHE_STATS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
 STATE = ("running", "waiting", "free_blocks")
 TRANSFER_STATE = ("kv_holding", "loading", "reserved_blocks")
+OF_ALL_STEPS = (*STATE, "usage", "free_queue", "junction", "tables", "num_encoded", "encoder_cache", "spec")
+"""Fields that each step has, if one has them."""
 KINDS = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}
 
 
@@ -42,6 +44,7 @@ def read_trace(path: Path, rows: list[Json], version: EngineVersion | None) -> R
     """Read one from its rows; see `read` of `recordings`."""
     meta = rows[0]
     config = config_of(path, meta["config"], version or version_named(path, meta["vllm"]))
+    _check_steps(path, rows)
     prompts = {
         action["id"]: action for action in _scenario(path, meta["scenario"])["actions"] if "prompt_token_ids" in action
     }
@@ -95,6 +98,22 @@ def read_trace(path: Path, rows: list[Json], version: EngineVersion | None) -> R
     num_stages = num_stages_of(path, settings)
     unseen = not_compared_of_trace(rows[1:])
     return Recording(path, config, meta["vllm"] or UNNAMED, offloading, num_stages, layout, entries, unseen)
+
+
+def _check_steps(path: Path, rows: list[Json]) -> None:
+    """Refuse a trace in which some steps lack what others are compared by.
+
+    Raises:
+        RecordingError: it is one.
+    """
+    for op in ("schedule", "update"):
+        steps = [(number, row) for number, row in enumerate(rows, 1) if row["op"] == op]
+        for field in OF_ALL_STEPS:
+            lacking = [number for number, row in steps if field not in row]
+            if 0 < len(lacking) < len(steps):
+                raise RecordingError(
+                    f"{path}, line {lacking[0]}: no {field} in this {op}; expected it, as in other lines"
+                )
 
 
 def _said_of(row: Json, *, has_numbers: bool) -> tuple[Json, dict[int, Hashable]]:
