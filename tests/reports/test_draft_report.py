@@ -33,6 +33,7 @@ def test_tables_have_a_line_for_each_arm_that_speculates():
         ("two", ["100", "40%", "1.80", "60%", "20%", "-"]),
     ]
     pays = gain_grid(summary)
+    assert "by sequences in a step that only decodes" in pays.title
     assert pays.columns == ["sequences a step, here", "1", "8", "64"]
     assert pays.rows == [("three", ["12.5", "2.10x", "1.50x", "0.90x"]), ("two", ["6.0", "1.60x", "1.40x", "-"])]
 
