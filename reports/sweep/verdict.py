@@ -16,7 +16,7 @@ from reports.sweep.points import Impossible, Point
 from reports.tables.tiers import saved_along
 from reports.verdicts.drafts import where_drafts_pay
 from reports.verdicts.engines import EngineError, between_engines
-from reports.verdicts.naming import LABELS, named, only_here, parted, there
+from reports.verdicts.naming import LABELS, named, only_here, parted, quoted, there
 from reports.verdicts.routers import by_router, each_best
 
 
@@ -40,7 +40,7 @@ def grid_verdict(
         text += _best(points, axes, elsewhere) + f" {undecided}" * bool(undecided)
         pays = where_drafts_pay({point.name: point.drafts or () for point in points})
         text += f" {pays}" * bool(pays) + too_little(points) + _remarks(points)
-    return (text + which_are_impossible(impossible)).strip()
+    return (quoted(text, [point.name for point in points]) + which_are_impossible(impossible)).strip()
 
 
 def _short(names: list[str]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from reports.verdicts import headline
 from reports.verdicts.drafts import where_drafts_pay
 from reports.verdicts.engines import EngineError, between_engines
 from reports.verdicts.fleet import fleet_verdict
-from reports.verdicts.naming import LABELS, MOST, named, only_here
+from reports.verdicts.naming import LABELS, MOST, named, only_here, quoted
 from reports.verdicts.ranking import OUT_OF_LIMITS
 
 
@@ -33,7 +33,7 @@ def verdict(summary: Summary, engine_errors: Mapping[str, EngineError]) -> str:
         parts.append(ways)
     if not summary.is_complete:
         parts.append("The run was interrupted, so it does not cover the whole workload.")
-    return " ".join(filter(None, parts)) or "No request succeeded."
+    return quoted(" ".join(filter(None, parts)), summary.arms) or "No request succeeded."
 
 
 def _failures(summary: Summary) -> list[str]:

@@ -44,3 +44,9 @@ def test_nothing_is_said_if_nothing_is_known():
 
 def test_a_run_whose_arms_are_not_compared_says_it_too():
     assert "speculation pays at every size that fits" in summarize([run("off"), run("three", drafts=use(n1=2))]).verdict
+
+
+def test_arms_whose_names_have_commas_are_in_quotes():
+    found = summarize([run("kv, drafts 0"), run("kv, drafts 3"), run("random, drafts 0")]).verdict
+    assert "'kv, drafts 0'" in found
+    assert ", kv," not in found
