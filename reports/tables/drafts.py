@@ -90,13 +90,12 @@ def _gains(uses: Uses) -> Grid | None:
 def _drafts(uses: Uses, over: Mapping[str, str] | None = None) -> Grid | None:
     if not uses:
         return None
-    most = max(len(use.accepted) for pools in uses.values() for use in pools)
     note = (
-        "Tokens a step: the mean of steps that verify drafts, the model's own token included. Draft 1, 2, ...: the share of "
-        "those steps that accepted it, and with it all before it."
+        "Tokens a step: the mean of steps that verify drafts, the model's own token included. By draft: the share of those "
+        "steps that accepted the first, the second and so on, each with all before it."
     )
-    columns = ["drafted tokens", "accepted", "tokens a step"]
-    lines = [(label, _cells(use, most)) for label, use in _labelled(uses)]
+    columns = ["drafted tokens", "accepted", "tokens a step", "accepted, by draft"]
+    lines = [(label, _cells(use)) for label, use in _labelled(uses)]
     if over is not None:
         found = [(over[name], use) for name, pools in uses.items() for use in pools]
         lines = [
@@ -105,7 +104,7 @@ def _drafts(uses: Uses, over: Mapping[str, str] | None = None) -> Grid | None:
         ]
         columns = [OVER_NONE, SEQUENCES, *columns]
         note += f" {OVER_NONE.capitalize()}: of the run without speculation that is otherwise equal."
-    return Grid("What came of drafts?", [*columns, *[f"draft {place}" for place in range(1, most + 1)]], lines, note)
+    return Grid("What came of drafts?", columns, lines, note)
 
 
 def _labelled(uses: Uses) -> list[tuple[str, DraftUse]]:
@@ -113,7 +112,7 @@ def _labelled(uses: Uses) -> list[tuple[str, DraftUse]]:
     return [(f"{arm}: {use.name}" if len(pools) > 1 else arm, use) for arm, pools in uses.items() for use in pools]
 
 
-def _cells(use: DraftUse, most: int) -> list[str]:
-    shares = [f"{count / use.steps:.0%}" if use.steps else "-" for count in use.accepted]
+def _cells(use: DraftUse) -> list[str]:
+    shares = " ".join([f"{100 * count / use.steps:.0f}" for count in use.accepted]) + "%" if use.steps else "-"
     accepted = f"{sum(use.accepted) / use.drafts:.0%}" if use.drafts else "-"
-    return [number(use.drafts), accepted, number(use.length, 2), *shares, *["-"] * (most - len(shares))]
+    return [number(use.drafts), accepted, number(use.length, 2), shares]
