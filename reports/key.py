@@ -77,8 +77,12 @@ def with_short_names(text: str, key: Key) -> str:
     shown = {
         arm: f"'{entry.name}'" if "," in entry.name and entry.name != arm else entry.name for arm, entry in key.items()
     }
-    arms = "|".join(re.escape(arm) for arm in sorted(key, key=len, reverse=True))
-    return re.sub(rf"(?<![\w-])(?:{arms})(?![\w-])", lambda arm: shown[arm[0]], text)
+    longest = sorted(key, key=len, reverse=True)
+    in_quotes = {
+        f"'{arm}'": shown[arm] if entry.name != arm else f"'{arm}'" for arm, entry in key.items() if "," in arm
+    }
+    arms = "|".join(re.escape(arm) for arm in [*in_quotes, *longest])
+    return re.sub(rf"(?<![\w-])(?:{arms})(?![\w-])", lambda arm: (in_quotes | shown)[arm[0]], text)
 
 
 def css() -> str:

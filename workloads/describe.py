@@ -31,6 +31,10 @@ class Description:
     """The number of requests by priority; none if no request goes before others."""
     extra_body: dict[str, int]
     """The number of requests by further field of their bodies, such as tools."""
+    adapters: dict[str, int]
+    """The number of requests by LoRA adapter, the most asked for first; none if no request asks for one."""
+    media: dict[str, int]
+    """Requests with images or other media, their items, how many of these differ, and their tokens; none if there are none."""
     total_input_tokens: int
     total_output_tokens: int
     endless_cache_hit_share: float | None
@@ -60,6 +64,8 @@ def describe_workload(workload: Workload) -> Description:
         ends=ends(workload),
         priorities=priorities(workload),
         extra_body=extra_fields(workload.requests),
+        adapters=adapters(workload),
+        media=media(workload),
         total_input_tokens=int(isl.sum()),
         total_output_tokens=int(osl.sum()),
         endless_cache_hit_share=float(hits.sum() / isl.sum()) if knows else None,
@@ -93,6 +99,25 @@ def priorities(workload: Workload) -> dict[str, int]:
     """Count requests by priority, the first to go first; nothing if no request goes before others."""
     counts = Counter(workload.columns.values("priority"))
     return {str(level): counts[level] for level in sorted(counts)} if len(counts) > 1 else {}
+
+
+def adapters(workload: Workload) -> dict[str, int]:
+    """Count requests by LoRA adapter, the most asked for first; nothing if no request asks for one."""
+    return dict(Counter(filter(None, workload.columns.values("adapter"))).most_common())
+
+
+def media(workload: Workload) -> dict[str, int]:
+    """Count requests with images or other media, and these; nothing if there are none."""
+    prompts = [items for items in workload.columns.values("media") if items]
+    if not prompts:
+        return {}
+    found = [item for items in prompts for item in items]
+    return {
+        "requests": len(prompts),
+        "items": len(found),
+        "distinct": len({item.id for item in found}),
+        "tokens": sum(item.tokens for item in found),
+    }
 
 
 def advice(workload: Workload) -> list[str]:

@@ -40,12 +40,16 @@ LABELS = {
     "ends": "answers end by",
     "priorities": "requests by priority",
     "extra_body": "requests by body field",
+    "adapters": "requests by adapter",
+    "media": "images and other media",
     "endless_cache_hit_share": "unlimited cache hit share",
     "endless_cache_mean_share": "unlimited cache mean share",
     "best_hit_shares": "best share by cache size",
     "kv_bytes_per_token": "KV of a token (bytes)",
 }
 """Labels of figures whose names lack a unit, or say too little."""
+MOST = 20
+"""The most parts of a figure that are printed; JSON has all."""
 
 
 @workload_app.command
@@ -96,7 +100,8 @@ def inspect(
         elif value == {}:
             continue
         elif isinstance(value, dict):
-            text = "  ".join(f"{key} {number:,.0f}" for key, number in value.items())
+            text = "  ".join(f"{key} {number:,.0f}" for key, number in list(value.items())[:MOST])
+            text += f"  and {len(value) - MOST:,} more" * (len(value) > MOST)
         elif value is None:
             text = "unknown"
         elif "share" in name:

@@ -10,7 +10,7 @@ from dynabench.experiment.model_error import model_error
 from dynabench.experiment.speculation import speculation_of
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
-from mocker.config import NEWEST, SCHEDULERS
+from mocker.config import SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.choose import version_in
 from mocker.timing.config import TimingConfig
@@ -42,7 +42,7 @@ def head_of(
         "Scheduler": _schedulers([pool for deployment in deployments for pool in deployment.pools]),
         "Room for KV": rooms.rooms(decoders, _span),
         "KV groups": _each((rooms.groups(pool, _span) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
-        "LoRA": _each((rooms.adapters(pool) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
+        "LoRA": rooms.adapters([pool for pool in decoders if pool.engine == "mocker"], _span),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -147,9 +147,8 @@ def _longer_context(pool: Pool) -> str | None:
 
 
 def _schedulers(pools: Sequence[Pool]) -> str:
-    """Name the simulated schedulers, unless all are the newest of vLLM's."""
-    names = [_scheduler(pool) for pool in pools if pool.engine == "mocker"]
-    return _each(names) if set(names) - {f"vLLM {NEWEST}'s"} else ""
+    """Name the simulated schedulers, with the version whose rules apply."""
+    return _each(_scheduler(pool) for pool in pools if pool.engine == "mocker")
 
 
 def _scheduler(pool: Pool) -> str:
@@ -161,7 +160,11 @@ def _scheduler(pool: Pool) -> str:
 def _each(texts: Iterable[str | None], between: str = " or ") -> str:
     """List the distinct values of the arms."""
     found = list(dict.fromkeys(filter(None, texts)))
-    return between.join(found) if len(found) <= MOST else f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
+    if len(found) <= MOST:
+        return between.join(found)
+    if between == IN_OTHERS:
+        return f"{found[0]}{IN_OTHERS}{len(found) - 1} others, the last of them {found[-1]}"
+    return f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
 
 
 def _workload(workload: Workload, loads: Sequence[LoadConfig]) -> str:

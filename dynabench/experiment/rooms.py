@@ -39,16 +39,25 @@ def groups(pool: Pool, span: Span) -> str | None:
     )
 
 
-def adapters(pool: Pool) -> str | None:
-    """Say how many LoRA adapters a simulated engine holds, and how long it takes to load one."""
-    engine, found = pool.engine_config, _resolved(pool)
-    if found is None or found.adapters is None or not isinstance(engine, EngineConfig):
-        return None
-    memory = found.adapters
-    return (
-        f"{memory.max_loras} adapter{'s' * (memory.max_loras > 1)} on the GPU and {memory.max_cpu_loras} in host memory, of rank "
-        f"{engine.max_lora_rank}; a load takes {memory.load_s * 1e3:.3g} ms, and {memory.read_s * 1e3:.3g} ms more from disk"
-    )
+def adapters(pools: Iterable[Pool], span: Span) -> str:
+    """Say how many LoRA adapters simulated engines hold, and how long it takes to load one; nothing if none holds any."""
+    counts: dict[str, list[tuple[int, int]]] = {}
+    for pool in pools:
+        engine, found = pool.engine_config, _resolved(pool)
+        if found is None or found.adapters is None or not isinstance(engine, EngineConfig):
+            continue
+        memory = found.adapters
+        each = (
+            f"of rank {engine.max_lora_rank}; a load takes {memory.load_s * 1e3:.3g} ms, and {memory.read_s * 1e3:.3g} ms more "
+            "from disk"
+        )
+        counts.setdefault(each, []).append((memory.max_loras, memory.max_cpu_loras))
+    said = []
+    for each, found_counts in counts.items():
+        here, host = (span(counted) for counted in zip(*found_counts, strict=True))
+        many = "s" * (max(found_counts) > (1, 1))
+        said.append(f"{here} adapter{many} on the GPU and {host} in host memory, those on the GPU included, {each}")
+    return " or ".join(said)
 
 
 def _room(pools: Sequence[Pool], span: Span) -> str:

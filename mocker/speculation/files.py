@@ -2,10 +2,11 @@
 
 .yaml    InferenceX's `golden_al_distribution`: {model: {thinking_on: {1: 1.78, 2: 2.38}, thinking_off: ...}}
 .json    rates by position: [0.8, 0.5, 0.3]
-other    metrics of a vLLM server, as `curl .../metrics` saves them
+other    metrics of a vLLM server or of our frontend, as `curl .../metrics` saves them
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ MOST_DRAFTS = 1024
 """More than any engine verifies in a step."""
 DRAFTS = "vllm:spec_decode_num_drafts_total"
 ACCEPTED = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+_OURS = re.compile(r"^\w+_component_(?=spec_decode_)")
+"""How our frontend's names of the same metrics begin; NVIDIA Dynamo's prefix may be another."""
 
 
 def read_rates(path: str, num_drafts: int, mode: str) -> tuple[float, ...]:
@@ -80,9 +83,10 @@ def _counted(text: str) -> list[float]:
     try:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         for sample in samples:
-            if sample.name == DRAFTS:
+            name = _OURS.sub("vllm:", sample.name)
+            if name == DRAFTS:
                 drafts += sample.value
-            elif sample.name == ACCEPTED:
+            elif name == ACCEPTED:
                 place = int(sample.labels["position"])
                 if not 0 <= place < MOST_DRAFTS:
                     raise ValueError(f"position {place}")

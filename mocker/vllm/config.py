@@ -144,7 +144,7 @@ class EngineConfig(OffloadConfig):
 
     acceptance_file: str | None = None
     """File that says the same: one of InferenceX's golden_al_distribution (.yaml), rates by position (.json), or the saved
-    metrics of a vLLM server."""
+    metrics of a vLLM server or of our frontend."""
 
     acceptance_mode: AcceptanceMode = "thinking_on"
     """Which of the curves of a golden_al_distribution to use."""

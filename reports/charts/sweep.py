@@ -77,7 +77,7 @@ class Swept:
         """What the axis is called."""
         if self.has_gpus:
             return "GPUs"
-        return (self.axis or "").replace("_", " ")
+        return (self.axis or "").removeprefix("num_").replace("_", " ")
 
     @property
     def has_gpus(self) -> bool:

@@ -14,8 +14,9 @@ from reports.key import without_shared
 from reports.sweep.best_point import LOADS, BestPoints, best_of, by_load, by_rest, compared, point_failures
 from reports.sweep.points import Impossible, Point
 from reports.tables.tiers import saved_along
+from reports.verdicts.drafts import where_drafts_pay
 from reports.verdicts.engines import EngineError, between_engines
-from reports.verdicts.naming import LABELS, named, only_here, parted, there
+from reports.verdicts.naming import LABELS, named, only_here, parted, quoted, there
 from reports.verdicts.routers import by_router, each_best
 
 
@@ -37,8 +38,9 @@ def grid_verdict(
     if points:
         undecided = between_engines(engine_errors, means)
         text += _best(points, axes, elsewhere) + f" {undecided}" * bool(undecided)
-        text += too_little(points) + _remarks(points)
-    return (text + which_are_impossible(impossible)).strip()
+        pays = where_drafts_pay({point.name: point.drafts or () for point in points})
+        text += f" {pays}" * bool(pays) + too_little(points) + _remarks(points)
+    return (quoted(text, [point.name for point in points]) + which_are_impossible(impossible)).strip()
 
 
 def _short(names: list[str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ from reports.record.pools import DraftUse
 from reports.summary import Summary
 from reports.sweep.points import Point
 from reports.tables.grid import Grid
+from reports.verdicts.drafts import alike
 
 Uses = Mapping[str, Sequence[DraftUse]]
 """What each pool drafted, by the names of lines."""
@@ -41,7 +42,7 @@ def swept_gains(points: Mapping[str, Point]) -> Grid | None:
     names: dict[tuple[str, ...], list[str]] = {}
     for label, cells in found.rows:
         names.setdefault(tuple(cells), []).append(label)
-    return replace(found, rows=[(_shared(labels), list(cells)) for cells, labels in names.items()])
+    return replace(found, rows=[(alike(labels), list(cells)) for cells, labels in names.items()])
 
 
 def swept_drafts(points: Mapping[str, Point]) -> Grid | None:
@@ -52,12 +53,6 @@ def swept_drafts(points: Mapping[str, Point]) -> Grid | None:
         tokens, base = point.throughput.output_tokens_per_s, without.get(_others(point))
         over[name] = f"{tokens / base:.2f}x" if tokens and base else "-"
     return _drafts(_of_points(points), over)
-
-
-def _shared(names: Sequence[str]) -> str:
-    """Return the settings that all of these names have."""
-    first, *others = [name.split(", ") for name in names]
-    return ", ".join([part for part in first if all(part in other for other in others)]) or names[0]
 
 
 def _others(point: Point) -> str:
@@ -83,25 +78,24 @@ def _gains(uses: Uses) -> Grid | None:
         ratios = {gain.sequences: gain.ratio for gain in use.gains}
         lines.append((label, [f"{ratios[size]:.2f}x" if size in ratios else "-" for size in sizes]))
     return Grid(
-        "Where does speculation pay? (tokens in the same time, over those without it)",
+        "Where does speculation pay? (tokens in the same time, over those without it, by sequences in a step that only decodes)",
         list(map(str, sizes)),
         lines,
-        "By the number of sequences in a step that only decodes, at the mean context of the requests and the acceptance of the "
-        "run; below 1x, speculation costs more than it gives. Sizes that the KV cache has no room for are left out: a drafter "
-        "takes some of it.",
+        "At the mean context of the requests and the acceptance of the run; below 1x, speculation costs more than it gives. "
+        "Steps that compute prompts, too, gain less, so a whole run often gains less than this. Sizes that the KV cache has no room "
+        "for are left out: a drafter takes some of it.",
     )
 
 
 def _drafts(uses: Uses, over: Mapping[str, str] | None = None) -> Grid | None:
     if not uses:
         return None
-    most = max(len(use.accepted) for pools in uses.values() for use in pools)
     note = (
-        "Tokens a step: the mean of steps that verify drafts, the model's own token included. Draft 1, 2, ...: the share of "
-        "those steps that accepted it, and with it all before it."
+        "Tokens a step: the mean of steps that verify drafts, the model's own token included. By draft: the share of those "
+        "steps that accepted the first, the second and so on, each with all before it."
     )
-    columns = ["drafted tokens", "accepted", "tokens a step"]
-    lines = [(label, _cells(use, most)) for label, use in _labelled(uses)]
+    columns = ["drafted tokens", "accepted", "tokens a step", "accepted, by draft"]
+    lines = [(label, _cells(use)) for label, use in _labelled(uses)]
     if over is not None:
         found = [(over[name], use) for name, pools in uses.items() for use in pools]
         lines = [
@@ -110,7 +104,7 @@ def _drafts(uses: Uses, over: Mapping[str, str] | None = None) -> Grid | None:
         ]
         columns = [OVER_NONE, SEQUENCES, *columns]
         note += f" {OVER_NONE.capitalize()}: of the run without speculation that is otherwise equal."
-    return Grid("What came of drafts?", [*columns, *[f"draft {place}" for place in range(1, most + 1)]], lines, note)
+    return Grid("What came of drafts?", columns, lines, note)
 
 
 def _labelled(uses: Uses) -> list[tuple[str, DraftUse]]:
@@ -118,7 +112,7 @@ def _labelled(uses: Uses) -> list[tuple[str, DraftUse]]:
     return [(f"{arm}: {use.name}" if len(pools) > 1 else arm, use) for arm, pools in uses.items() for use in pools]
 
 
-def _cells(use: DraftUse, most: int) -> list[str]:
-    shares = [f"{count / use.steps:.0%}" if use.steps else "-" for count in use.accepted]
+def _cells(use: DraftUse) -> list[str]:
+    shares = " ".join([f"{100 * count / use.steps:.0f}" for count in use.accepted]) + "%" if use.steps else "-"
     accepted = f"{sum(use.accepted) / use.drafts:.0%}" if use.drafts else "-"
-    return [number(use.drafts), accepted, number(use.length, 2), *shares, *["-"] * (most - len(shares))]
+    return [number(use.drafts), accepted, number(use.length, 2), shares]

@@ -7,9 +7,10 @@ from reports.figures.slo import parse_slo
 from reports.figures.tiers import overlap_remark
 from reports.summary import WAYS, Difference, Ranking, RankingStep, Summary
 from reports.verdicts import headline
+from reports.verdicts.drafts import where_drafts_pay
 from reports.verdicts.engines import EngineError, between_engines
 from reports.verdicts.fleet import fleet_verdict
-from reports.verdicts.naming import LABELS, MOST, named, only_here
+from reports.verdicts.naming import LABELS, MOST, named, only_here, quoted
 from reports.verdicts.ranking import OUT_OF_LIMITS
 
 
@@ -22,6 +23,7 @@ def verdict(summary: Summary, engine_errors: Mapping[str, EngineError]) -> str:
         parts.append(f"Only {summary.baseline} was run; to compare it, add another --router-mode or a --vary.")
     parts += [*_failures(summary), *_best(summary), _between_engines(summary, engine_errors), *_elsewhere(summary)]
     parts.append(_grown(summary))
+    parts.append(where_drafts_pay({arm: its.drafts or () for arm, its in summary.arms.items()}))
     parts.append(overlap_remark((arm.saved or None, arm.gpu_s or None) for arm in summary.arms.values()))
     if summary.is_exact:
         parts.append(
@@ -31,7 +33,7 @@ def verdict(summary: Summary, engine_errors: Mapping[str, EngineError]) -> str:
         parts.append(ways)
     if not summary.is_complete:
         parts.append("The run was interrupted, so it does not cover the whole workload.")
-    return " ".join(filter(None, parts)) or "No request succeeded."
+    return quoted(" ".join(filter(None, parts)), summary.arms) or "No request succeeded."
 
 
 def _failures(summary: Summary) -> list[str]:

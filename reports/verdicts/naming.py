@@ -1,6 +1,7 @@
 """What verdicts call metrics, arms, points, and the modes of other routers."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 from foundation.text import listed
 
@@ -18,6 +19,12 @@ def parted(texts: Sequence[str]) -> str:
     """Join texts that may have commas by semicolons, the first few if they are many."""
     *texts, last = _first(texts)
     return " and ".join(filter(None, ["; ".join(texts), last])) if last.endswith(" more") else "; ".join([*texts, last])
+
+
+def quoted(text: str, names: Iterable[str]) -> str:
+    """Return a text with those of these names in quotes that have commas, so that a list of them can be read."""
+    found = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True) if ", " in name)
+    return re.sub(rf"(?<![\w'-])(?:{found})(?![\w'-])", lambda name: f"'{name[0]}'", text) if found else text
 
 
 def only_here(names: Sequence[str], others: Mapping[str, str]) -> str:

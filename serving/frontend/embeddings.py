@@ -34,7 +34,8 @@ async def embed(model: ServedModel, asked: Embeddable, request_id: str) -> Respo
     vectors = await _vectors(model, asked.prompts, request_id)
     tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    head = {"id": f"{asked.kind}-{request_id}", "created": int(time.time()), "model": asked.model}
+    name = asked.model if model.adapter is None else model.adapter.name
+    head = {"id": f"{asked.kind}-{request_id}", "created": int(time.time()), "model": name}
     match asked.kind:
         case "embedding":
             if asked.dimensions not in (None, vectors.shape[1]):

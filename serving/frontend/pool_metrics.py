@@ -63,6 +63,7 @@ DRAFTED = {
     "spec_decode_num_batches": ("Steps of the engine that verified drafts", "num_batches"),
 }
 """What each worker that speculates reports, under vLLM's names if it has them; besides these, what was accepted."""
+ACCEPTED = "spec_decode_num_accepted_tokens"
 
 BOOKED = {
     "worker_active_decode_blocks": (
@@ -133,7 +134,11 @@ def _drafted(pools: Collection[ModelPool]) -> Iterator[Metric]:
         for labels, drafts in found:
             metric.add_metric(labels, getattr(drafts, attribute))
         yield metric
-    name = COMPONENT + "spec_decode_num_accepted_tokens_per_pos"
+    metric = CounterMetricFamily(COMPONENT + ACCEPTED, "Drafted tokens that were accepted", labels=names)
+    for labels, drafts in found:
+        metric.add_metric(labels, sum(drafts.num_accepted))
+    yield metric
+    name = f"{COMPONENT}{ACCEPTED}_per_pos"
     metric = CounterMetricFamily(name, "Drafts that were accepted, by position", labels=[*names, "position"])
     for labels, drafts in found:
         for place, count in enumerate(drafts.num_accepted):

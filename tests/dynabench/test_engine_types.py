@@ -48,9 +48,9 @@ def test_a_simulation_with_sglangs_scheduler_says_so_and_takes_sglangs_flags(tmp
 
 @pytest.mark.parametrize(
     ("versions", "named"),
-    [(["0.33", None], None), (["0.32"], "vLLM 0.32's"), (["0.33", "0.32"], "vLLM 0.33's or vLLM 0.32's")],
+    [(["0.33", None], "vLLM 0.33's"), (["0.32"], "vLLM 0.32's"), (["0.33", "0.32"], "vLLM 0.33's or vLLM 0.32's")],
 )
-def test_the_head_names_the_version_of_vllms_rules_unless_it_is_the_newest_everywhere(versions, named):
+def test_the_head_names_the_version_of_vllms_rules(versions, named):
     arms = [Deployment(pools=(Pool(mocker=EngineConfig(engine_version=version)),)) for version in versions]
     workload = Workload("w", 64, [Request(0.0, 64, 1, (1,))])
     assert head_of(workload, arms, [LoadConfig()]).get("Scheduler") == named

@@ -41,7 +41,16 @@ def test_groups_of_layers_say_their_room_themselves():
 def test_adapters_have_a_line_and_arms_are_told_apart():
     pools = [Pool(mocker=EngineConfig(enable_lora=True, max_loras=count), timing=LLAMA) for count in (1, 2)]
     assert head(*pools)["LoRA"] == (
-        "1 adapter on the GPU and 1 in host memory, of rank 16; a load takes 2.64 ms, and 100 ms more from disk; in other arms: "
-        "2 adapters on the GPU and 2 in host memory, of rank 16; a load takes 2.64 ms, and 100 ms more from disk"
+        "1 or 2 adapters on the GPU and 1 or 2 in host memory, those on the GPU included, of rank 16; a load takes 2.64 ms, and "
+        "100 ms more from disk"
     )
+    assert head(pools[0])["LoRA"].startswith("1 adapter on the GPU and 1 in host memory, ")
     assert "LoRA" not in head(Pool(timing=LLAMA))
+
+
+def test_of_many_launches_the_first_and_the_last_are_whole():
+    pools = [Pool(mocker=EngineConfig(max_num_seqs=count), timing=LLAMA) for count in (8, 16, 32, 64)]
+    first, _, last = head(*pools)["Launch"].partition("; in other arms: 3 others, the last of them ")
+    assert first.startswith("vllm serve ")
+    assert last.startswith("vllm serve ")
+    assert "by arm" not in last

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from reports import folder
 from reports.record.pools import DraftUse, Gain, averaged
@@ -27,12 +28,13 @@ def test_repeats_are_averaged_position_by_position():
 def test_tables_have_a_line_for_each_arm_that_speculates():
     summary = summarize([run("off"), run("three", drafts=(DRAFTS,)), run("two", drafts=(FEWER,))])
     came = draft_grid(summary)
-    assert came.columns == ["drafted tokens", "accepted", "tokens a step", "draft 1", "draft 2", "draft 3"]
+    assert came.columns == ["drafted tokens", "accepted", "tokens a step", "accepted, by draft"]
     assert came.rows == [
-        ("three", ["300", "50%", "2.50", "80%", "50%", "20%"]),
-        ("two", ["100", "40%", "1.80", "60%", "20%", "-"]),
+        ("three", ["300", "50%", "2.50", "80 50 20%"]),
+        ("two", ["100", "40%", "1.80", "60 20%"]),
     ]
     pays = gain_grid(summary)
+    assert "by sequences in a step that only decodes" in pays.title
     assert pays.columns == ["sequences a step, here", "1", "8", "64"]
     assert pays.rows == [("three", ["12.5", "2.10x", "1.50x", "0.90x"]), ("two", ["6.0", "1.60x", "1.40x", "-"])]
 
@@ -51,3 +53,9 @@ def test_a_folder_keeps_what_came_of_drafts(tmp_path):
     assert summary["arms"]["three"]["drafts"][0]["accepted"] == [80, 50, 20]
     assert "drafts" not in summary["arms"]["off"]
     assert "Where does speculation pay?" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_narrow_terminal_shows_what_came_of_three_drafts_in_one_table():
+    drafts = replace(DRAFTS, steps=1_000, drafts=153_282)
+    grid = draft_grid(summarize([run("off"), run("round-robin, 3", drafts=(drafts,))]))
+    assert len(list(grid.tables(60))) == 1

@@ -134,6 +134,7 @@ def test_a_sentence_has_the_short_names_of_arms():
         f"'{key[arms[0]].name}' could not keep up, '{key[arms[1]].name}' could."
     )
     assert len(key[arms[0]].name) < len(arms[0])
+    assert with_short_names(f"'{arms[0]}' could.", key) == f"'{key[arms[0]].name}' could."
 
 
 def test_a_short_name_in_a_longer_one_is_left_alone():

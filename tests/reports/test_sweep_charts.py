@@ -25,6 +25,12 @@ def drawn(points):
     return sweep.charts(sweep.swept(points, LIMITS), [])
 
 
+def test_the_chart_of_a_setting_that_counts_asks_for_its_number():
+    points = [point(f"{count}", 1.0 + count, num_speculative_tokens=count) for count in (1, 3)]
+    chart = sweep.charts(sweep.swept(points, []), [])["limits"]
+    assert chart.title == "What does the number of speculative tokens change?"
+
+
 def test_a_limit_is_drawn_and_the_fewest_workers_within_it_have_a_ring():
     chart = drawn([tried("kv", workers, 6.0 / workers) for workers in (1, 2, 3, 4)])["limits"]
     assert chart.title == "How many workers meet the limits?"

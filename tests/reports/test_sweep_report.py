@@ -440,8 +440,8 @@ def test_a_sweep_says_what_came_of_drafts_and_where_they_pay_once_for_all_loads(
     ]
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
     assert found.drafts.rows == [
-        ("num_speculative_tokens 2, concurrency 1", ["1.50x", "1.0", "200", "60%", "2.20", "80%", "40%"]),
-        ("num_speculative_tokens 2, concurrency 64", ["1.00x", "64.0", "200", "60%", "2.20", "80%", "40%"]),
+        ("num_speculative_tokens 2, concurrency 1", ["1.50x", "1.0", "200", "60%", "2.20", "80 40%"]),
+        ("num_speculative_tokens 2, concurrency 64", ["1.00x", "64.0", "200", "60%", "2.20", "80 40%"]),
     ]
     assert found.gains.columns == ["1", "64"]
     assert found.gains.rows == [("num_speculative_tokens 2", ["2.00x", "0.90x"])]

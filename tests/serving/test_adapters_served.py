@@ -45,6 +45,8 @@ def test_an_answer_names_the_adapter_that_was_asked_for(served):
     assert ask(served, "poems", prompt=[7] * 20)["model"] == "poems"
     chat = {"model": "code", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
     assert served.post("/v1/chat/completions", json=chat).json()["model"] == "code"
+    for name in ("code", served.model):
+        assert served.post("/v1/embeddings", json={"model": name, "input": "hello"}).json()["model"] == name
 
 
 def test_only_requests_with_the_same_adapter_find_each_others_kv(served):

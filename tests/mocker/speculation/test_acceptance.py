@@ -78,6 +78,8 @@ def test_files_of_all_kinds_are_read(tmp_path):
     assert read_rates(str(golden), 3, "thinking_on") == pytest.approx((0.78, 0.6, 0.45))
     assert read_rates(str(listed), 1, "thinking_on") == (0.9,)
     assert read_rates(str(metrics), 2, "thinking_on") == (0.75, 0.3)
+    metrics.write_text(METRICS.replace("vllm:", "dynamo_component_"))  # our frontend's names
+    assert read_rates(str(metrics), 2, "thinking_on") == (0.75, 0.3)
 
 
 @pytest.mark.parametrize(
