@@ -175,3 +175,16 @@ def test_with_eagle_0_32_locks_up_before_an_item_that_the_cache_cannot_hold_besi
         "it cannot go on: the encoder's cache has no room for its next item beside those that running requests"
         in str(stall)
     )
+
+
+def test_an_engine_whose_locked_requests_are_aborted_is_no_longer_locked():
+    made = core("0.32", NoneAccepted(), num_speculative_tokens=1, speculative_method="eagle")
+    locked = sequence("a", 100, (0, 40, "x"), (40, 40, "y"))
+    made.add(locked)
+    made.update(made.schedule())
+    assert made.schedule() is None
+    assert made.stall() is not None
+    made.abort(locked)
+    assert made.schedule() is None
+    assert made.stall() is None
+    assert steps_of(made, sequence("b", 20)) == [({"b": 20}, 0)]
