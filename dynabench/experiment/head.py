@@ -125,7 +125,7 @@ def _approximations(pool: Pool) -> str:
 def _encoder(pool: Pool) -> str | None:
     """Say what is known of the encoder of images, and what is not modelled."""
     engine = pool.mocker
-    if pool.engine_type != "vllm" or engine.max_tokens_per_mm_item is None:
+    if pool.engine_type != "vllm" or not engine.has_encoder:
         return None
     said = f"items of up to {engine.max_tokens_per_mm_item:,} tokens; "
     if engine.encoding_ms_per_1000_tokens:

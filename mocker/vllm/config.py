@@ -204,6 +204,11 @@ class EngineConfig(OffloadConfig):
         return self.num_speculative_tokens > 0 and self.speculative_method not in ("ngram", "ngram_gpu")
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether the model takes images or other media."""
+        return self.max_tokens_per_mm_item is not None
+
+    @property
     def has_ngram_drafts(self) -> bool:
         """Whether drafts are known only when the step before them is: asynchronous scheduling does not work with them."""
         return self.num_speculative_tokens > 0 and self.speculative_method == "ngram"
@@ -222,6 +227,17 @@ class EngineConfig(OffloadConfig):
     def is_kv_consumer(self) -> bool:
         """Whether this engine may read KV from others."""
         return self.kv_role in ("kv_consumer", "kv_both")
+
+    def why_not_encoded(self, num_tokens: int) -> str | None:
+        """Return why the encoder takes no item of this many tokens, or None if it does."""
+        most = self.max_tokens_per_mm_item
+        if most is not None and num_tokens <= most:
+            return None
+        said = "is not set" if most is None else f"is {most}"
+        return (
+            f"it has {num_tokens} tokens, and max_tokens_per_mm_item {said}; expected the tokens of the largest item that the "
+            f"model's encoder makes, at least {num_tokens}"
+        )
 
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""

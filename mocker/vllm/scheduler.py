@@ -85,7 +85,7 @@ class Scheduler(Core):
 
         Each needs an item for which the encoder has no room, or a part of one.
         """
-        self.encoder = encoder = None if config.max_tokens_per_mm_item is None else Encoder(config)
+        self.encoder = encoder = Encoder(config) if config.has_encoder else None
         if is_counted or config.num_speculative_tokens or num_stages > 1 or encoder is not None:
             running = CountedRunning(config, memory, queues, drafter, encoder, num_stages=num_stages)
         else:
@@ -192,14 +192,10 @@ class Scheduler(Core):
         self._offers.queue_prefetch(sequence)
 
     def _check_media(self, sequence: Sequence) -> None:
-        """Refuse media that can never be encoded."""
-        most = 0 if self.encoder is None else self.encoder.size
-        longest = max(sequence.media, key=lambda item: item.num_tokens)
-        if longest.num_tokens > most:
-            raise ValueError(
-                f"item {longest.id!r} of its prompt has {longest.num_tokens} tokens; the encoder takes at most {most} "
-                "(max_tokens_per_mm_item)"
-            )
+        """Refuse media that the encoder does not take."""
+        for item in sequence.media:
+            if why := self.config.why_not_encoded(item.num_tokens):
+                raise ValueError(f"item {item.id!r} of its prompt cannot be encoded: {why}")
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""
