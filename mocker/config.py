@@ -252,7 +252,7 @@ def in_role(config: FamilyConfig, role: KvRole | None) -> FamilyConfig:
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:
-    """Return step times with the host times of a family; if none are chosen, vLLM's may be those of another engine.
+    """Return step times with the host times of the engine's own family; vLLM's scheduler may have another engine's.
 
     Raises:
         ValueError: they are those of another engine.
