@@ -69,7 +69,7 @@ class KvWatch:
             await asyncio.sleep(EVERY_S)
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError, TimeoutError):
+        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
             async with session.get(self._url) as response:
                 self._note(await body_of(response, MAX_BYTES))
 
