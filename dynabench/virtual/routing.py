@@ -18,7 +18,7 @@ from mocker.events import (
     for_routers,
     shared_keys,
 )
-from serving.engines.mock.events import layer_group
+from serving.engines.mock.layer_groups import layer_group
 from serving.router import Prompt, Router, RoutingDecision
 from serving.router.index import PrefixIndex
 

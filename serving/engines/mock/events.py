@@ -7,17 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
-from mocker.events import (
-    BlockGroup,
-    GroupRemoved,
-    GroupStored,
-    KvEvent,
-    TierRemoved,
-    TierStored,
-    for_routers,
-    shared_keys,
-)
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup
+from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored, for_routers, shared_keys
+from serving.engines.mock.layer_groups import layer_group
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
@@ -33,7 +25,6 @@ __all__ = [
     "RouterSink",
     "TierRemoved",
     "TierStored",
-    "layer_group",
     "router_events",
 ]
 
@@ -96,11 +87,6 @@ def _of_part(event: GroupStored | GroupRemoved) -> BlocksEvent:
     if isinstance(event, GroupRemoved):
         return BlocksRemoved(hashes, group=event.group.number)
     return BlocksStored(hashes, None, group=layer_group(event.group))
-
-
-def layer_group(group: BlockGroup) -> LayerGroup:
-    """Describe layers that keep only a part to routers."""
-    return LayerGroup(group.number, group.unit, group.block_size, group.window, group.chunk)
 
 
 def _hashes(keys: Iterable[Hashable]) -> list[int]:
