@@ -40,7 +40,11 @@ class BlockChain:
         return index * self.blocks_per_id if index < len(self.ids) - 1 else self.num_named
 
     def span(self, start: int, stop: int) -> tuple[int, int, bool]:
-        """Return which ids begin in blocks `start` to `stop`: from one index to before another, and whether one does at `start`."""
+        """Return which ids begin in blocks `start` to `stop`.
+
+        Returns:
+            The index of the first such id, the index after the last one, and whether an id begins at `start`.
+        """
         per_id, num_named, private = self.blocks_per_id, self.num_named, len(self.ids) - 1
         if start < num_named:
             first, inside = divmod(start, per_id)

@@ -128,7 +128,7 @@ class SimulatedConfig:
             return "num_speculative_tokens is 0"
         if name in OF_LORA and not self.vllm.enable_lora:
             return "enable_lora is false"
-        if name in OF_ENCODER and self.vllm.max_tokens_per_mm_item is None:
+        if name in OF_ENCODER and not self.vllm.has_encoder:
             return "max_tokens_per_mm_item is none"
         return self.why_idle(name)
 
@@ -162,7 +162,7 @@ def refuse_idle_encoder(engines: Collection[EngineConfig]) -> None:
     Raises:
         ValueError: one is not at its default.
     """
-    if all(engine.max_tokens_per_mm_item is None for engine in engines):
+    if not any(engine.has_encoder for engine in engines):
         refuse_idle(engines, OF_ENCODER, "there is no encoder; expected max_tokens_per_mm_item with it")
 
 
@@ -252,7 +252,7 @@ def in_role(config: FamilyConfig, role: KvRole | None) -> FamilyConfig:
 
 
 def timed_as(kind: EngineType, timing: TimingConfig) -> TimingConfig:
-    """Return step times with the host times of a family; if none are chosen, vLLM's may be those of another engine.
+    """Return step times with the host times of the engine's own family; vLLM's scheduler may have another engine's.
 
     Raises:
         ValueError: they are those of another engine.

@@ -80,10 +80,6 @@ class GroupStored(NamedTuple):
         """Name the blocks that are cached, first to last."""
         return [self.group.name(self.chain, end) for end in self.ends]
 
-    def shared_keys(self) -> list[Hashable]:
-        """Name those that other prompts can have, too, if they are whole."""
-        return _shared_keys(self.group, self.chain, self.size, self.ends)
-
 
 class GroupRemoved(NamedTuple):
     """Blocks of a group, each of `size` tokens, were evicted, the last first: those with a chain's tokens `start` to `stop`."""
@@ -102,17 +98,6 @@ class GroupRemoved(NamedTuple):
     def keys(self) -> list[Hashable]:
         """Name the blocks in the order in which they were evicted."""
         return [self.group.name(self.chain, end) for end in self.ends]
-
-    def shared_keys(self) -> list[Hashable]:
-        """Name those that other prompts can have, too, if they are whole."""
-        return _shared_keys(self.group, self.chain, self.size, self.ends)
-
-
-def _shared_keys(group: BlockGroup, chain: BlockChain, size: int, ends: tuple[int, ...]) -> list[Hashable]:
-    if size < group.block_size:
-        return []
-    limit = chain.num_named * group.unit
-    return [group.name(chain, end) for end in ends if end <= limit]
 
 
 class AllBlocksCleared(NamedTuple):
@@ -147,6 +132,15 @@ class TierRemoved(NamedTuple):
         """Name the chunks, each by its last block, in the order in which they were evicted."""
         names = TierStored(*self[:5]).names()
         return names[::-1] if self.is_tail_first else names
+
+
+def shared_keys(event: GroupStored | GroupRemoved) -> list[Hashable]:
+    """Name the blocks of an event that other prompts can have, too, if they are whole."""
+    group, chain = event.group, event.chain
+    if event.size < group.block_size:
+        return []
+    limit = chain.num_named * group.unit
+    return [group.name(chain, end) for end in event.ends if end <= limit]
 
 
 def for_routers(event: GroupStored | GroupRemoved) -> tuple[int, int]:

@@ -72,9 +72,7 @@ def new_engine(
         stage_shares: vLLM: which share of a batch's time each stage of the model takes, if it is cut into stages.
         encoding_s: vLLM: how long the encoder takes for a token of an image (s), if the model has one.
     """
-    if isinstance(config, EngineConfig) and (
-        config.num_speculative_tokens or stage_shares or config.max_tokens_per_mm_item is not None
-    ):
+    if isinstance(config, EngineConfig) and (config.num_speculative_tokens or stage_shares or config.has_encoder):
         drafter = RandomDrafter(acceptance, seed) if acceptance else None
         counted = VllmCore(
             config,

@@ -94,7 +94,7 @@ class CountedStepTimes(StepTimes):
     """The same for an engine whose decodes may verify drafts, and whose prompts may have media."""
 
     def __init__(self, model: TimingModel, core: Core, *, may_load: bool, encoding_s: float) -> None:
-        """Begin with an idle engine; to encode takes so long a token (s)."""
+        """Begin with an idle engine; `encoding_s`: the encoder's time for a token (s)."""
         super().__init__(model, core, may_load=may_load)
         self._encoding_s = encoding_s
 
@@ -107,5 +107,4 @@ class CountedStepTimes(StepTimes):
             prefill = _sum_of(chunks) if chunks else None
             num_kv_tokens = load.num_kv_tokens + sum([sequence.num_computed - 1 for sequence in loaded])
             load = Load(prefill, load.num_decodes + len(loaded), num_kv_tokens)
-        seconds = self.model.verify(load, sum(batch.drafts.values()))
-        return seconds + self._encoding_s * batch.num_encoder_tokens if batch.num_encoder_tokens else seconds
+        return self.model.verify(load, sum(batch.drafts.values())) + self._encoding_s * batch.num_encoder_tokens

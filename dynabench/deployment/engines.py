@@ -304,13 +304,8 @@ def _check_media(workload: Workload, engine: SimulatedEngine) -> None:
         )
     items = [(item, number) for number, media in enumerate(workload.columns.values("media")) for item in media]
     largest, number = max(items, key=lambda each: each[0].tokens)
-    most = engine.config.max_tokens_per_mm_item
-    if most is None or largest.tokens > most:
-        said = "is not set" if most is None else f"is {most}"
-        raise WorkloadError(
-            f"{workload.name}: item {largest.id!r} of request {number} has {largest.tokens} tokens, and max_tokens_per_mm_item "
-            f"{said}; expected the tokens of the largest item that the model's encoder makes, at least {largest.tokens}"
-        )
+    if why := engine.config.why_not_encoded(largest.tokens):
+        raise WorkloadError(f"{workload.name}: item {largest.id!r} of request {number} cannot be encoded: {why}")
 
 
 def _check_limits(workload: Workload, longest: Longest, engine: SimulatedEngine) -> None:

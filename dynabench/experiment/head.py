@@ -7,6 +7,7 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.launch import engine_command
 from dynabench.experiment import rooms
 from dynabench.experiment.model_error import model_error
+from dynabench.experiment.rooms import span
 from dynabench.experiment.speculation import speculation_of
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
@@ -40,9 +41,9 @@ def head_of(
         "GPU": _each(pool.timing.gpu for pool in decoders if pool.engine == "mocker"),
         "Layout": _layouts(deployments),
         "Scheduler": _schedulers([pool for deployment in deployments for pool in deployment.pools]),
-        "Room for KV": rooms.rooms(decoders, _span),
-        "KV groups": _each((rooms.groups(pool, _span) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
-        "LoRA": rooms.adapters([pool for pool in decoders if pool.engine == "mocker"], _span),
+        "Room for KV": rooms.rooms(decoders),
+        "KV groups": _each((rooms.groups(pool) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
+        "LoRA": rooms.adapters([pool for pool in decoders if pool.engine == "mocker"]),
         "Chunk": _each(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
@@ -125,7 +126,7 @@ def _approximations(pool: Pool) -> str:
 def _encoder(pool: Pool) -> str | None:
     """Say what is known of the encoder of images, and what is not modelled."""
     engine = pool.mocker
-    if pool.engine_type != "vllm" or engine.max_tokens_per_mm_item is None:
+    if pool.engine_type != "vllm" or not engine.has_encoder:
         return None
     said = f"items of up to {engine.max_tokens_per_mm_item:,} tokens; "
     if engine.encoding_ms_per_1000_tokens:
@@ -212,20 +213,20 @@ def kv_tiers(deployments: Sequence[Deployment]) -> str:
     stores = [deployment.kv_store for deployment in deployments if hosts and deployment.kv_store.kv_store_size]
     parts = list(_hicache(deployments))
     if hosts:
-        sizes = _span(each.kv_offloading_size for each in settings if not each.num_host_blocks) + " GiB"
+        sizes = span(each.kv_offloading_size for each in settings if not each.num_host_blocks) + " GiB"
         if blocks := [each.num_host_blocks for each in settings if each.num_host_blocks]:
-            sizes = f"{_span(blocks)} blocks"
-        speeds = _span(each.host_bandwidth_gb_s for each in hosts)
+            sizes = f"{span(blocks)} blocks"
+        speeds = span(each.host_bandwidth_gb_s for each in hosts)
         parts.append(f"host memory of {sizes} a worker at {speeds} GB/s a GPU")
     if disks:
         sizes, speeds = (
-            _span(each.kv_disk_size for each in hosts),
-            _span(each.kv_disk_bandwidth_gb_s for each in disks),
+            span(each.kv_disk_size for each in hosts),
+            span(each.kv_disk_bandwidth_gb_s for each in disks),
         )
         parts.append(f"disk of {sizes} GiB a worker at {speeds} GB/s")
     if stores:
-        sizes = _span(deployment.kv_store.kv_store_size for deployment in deployments)
-        speeds = _span(store.kv_store_bandwidth_gb_s for store in stores)
+        sizes = span(deployment.kv_store.kv_store_size for deployment in deployments)
+        speeds = span(store.kv_store_bandwidth_gb_s for store in stores)
         parts.append(f"shared store of {sizes} GiB at {speeds} GB/s")
     return f"{'; '.join(parts)}; each way" if parts else ""
 
@@ -238,20 +239,11 @@ def _hicache(deployments: Sequence[Deployment]) -> Iterator[str]:
         return
     sizes = [each.hicache_size for each in hosts if each.hicache_size]
     ratios = [each.host_ratio for each in hosts if not each.hicache_size]
-    parts = [f"{_span(ratios)} times the KV cache"] if ratios else []
-    parts += [f"{_span(sizes)} GB a GPU"] if sizes else []
-    speeds = _span(each.hicache_bandwidth_gb_s for each in hosts)
+    parts = [f"{span(ratios)} times the KV cache"] if ratios else []
+    parts += [f"{span(sizes)} GB a GPU"] if sizes else []
+    speeds = span(each.hicache_bandwidth_gb_s for each in hosts)
     policies = ", ".join(dict.fromkeys(each.hicache_write_policy for each in hosts))
     yield f"HiCache ({policies}) of {' or '.join(parts)} at {speeds} GB/s a GPU"
-
-
-def _span(values: Iterable[float]) -> str:
-    """List values, or only the lowest and the highest if there are many."""
-    found = sorted(set(values))
-    shown = [f"{value:,.5g}" if value < 10_000 else f"{value:,.0f}" for value in found]
-    if len(found) > MOST:
-        return f"{shown[0]} to {shown[-1]}"
-    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def _launches(deployments: Sequence[Deployment]) -> str:

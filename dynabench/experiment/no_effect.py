@@ -43,7 +43,7 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
         yield (
             "enable_lora, because no request asks for an adapter (`dynabench workload synth --adapters 8` makes such requests)"
         )
-    if not workload.columns.has_media and any(pool.mocker.max_tokens_per_mm_item for pool in simulated):
+    if not workload.columns.has_media and any(pool.mocker.has_encoder for pool in simulated):
         yield (
             "max_tokens_per_mm_item, because no request has images or other media (`dynabench workload synth --images 2` makes "
             "some)"

@@ -1,29 +1,29 @@
 """What a report says of an engine's memory: room for KV, by groups of layers or stages, and for LoRA adapters."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from dynabench.deployment.description import Pool
 from mocker import EngineConfig
 from mocker.timing.choose import SimulatedEngine, resolve
 from mocker.timing.groups import groups_of, layout_of
+from mocker.timing.memory import GIB
 from mocker.timing.stages import layers_of_stages
 
-GIB = 1 << 30
-Span = Callable[[Iterable[float]], str]
-"""Lists numbers, or the lowest and the highest of many."""
+FEW = 3
+"""Numbers are listed individually up to this many."""
 
 
-def rooms(pools: Sequence[Pool], span: Span) -> str:
+def rooms(pools: Sequence[Pool]) -> str:
     """Say how much KV an engine holds, by scheduler if several are compared; nothing if that is said by groups of layers."""
     simulated = [pool for pool in pools if pool.engine == "mocker"]
     kinds = dict.fromkeys(pool.engine_type for pool in simulated)
     if len(kinds) < 2:
-        return _room([pool for pool in simulated if pool.timing.timing_name == "roofline"], span)
+        return _room([pool for pool in simulated if pool.timing.timing_name == "roofline"])
     found = [(pool.engine_type, resolve(pool.engine_config, pool.timing).num_usable_tokens) for pool in simulated]
     return ", ".join(f"{kind} {span(room for its, room in found if its == kind)} tokens" for kind in kinds)
 
 
-def groups(pool: Pool, span: Span) -> str | None:
+def groups(pool: Pool) -> str | None:
     """Say how the layers of a model share blocks if they do not keep the same, and, if it fits, for how much KV is room."""
     layout = groups_of(pool.engine_config, pool.timing)
     if layout is None:
@@ -39,7 +39,7 @@ def groups(pool: Pool, span: Span) -> str | None:
     )
 
 
-def adapters(pools: Iterable[Pool], span: Span) -> str:
+def adapters(pools: Iterable[Pool]) -> str:
     """Say how many LoRA adapters simulated engines hold, and how long it takes to load one; nothing if none holds any."""
     counts: dict[str, list[tuple[int, int]]] = {}
     for pool in pools:
@@ -60,7 +60,7 @@ def adapters(pools: Iterable[Pool], span: Span) -> str:
     return " or ".join(said)
 
 
-def _room(pools: Sequence[Pool], span: Span) -> str:
+def _room(pools: Sequence[Pool]) -> str:
     engines = [
         engine for pool in pools if groups_of(pool.engine_config, pool.timing) is None and (engine := _resolved(pool))
     ]
@@ -80,6 +80,15 @@ def _stages(pool: Pool) -> str:
     each = layout_of(pool.engine_config, pool.timing).block * engine.num_blocks / sum(layers) / GIB
     sizes = [f"{each * of_stage:.1f}" for of_stage in layers]
     return f"which take {' + '.join(sizes)} GiB on a GPU of the stages with {' + '.join(map(str, layers))} layers"
+
+
+def span(values: Iterable[float]) -> str:
+    """List values, or only the lowest and the highest if there are many."""
+    found = sorted(set(values))
+    shown = [f"{value:,.5g}" if value < 10_000 else f"{value:,.0f}" for value in found]
+    if len(found) > FEW:
+        return f"{shown[0]} to {shown[-1]}"
+    return " or ".join(filter(None, [", ".join(shown[:-1]), shown[-1]]))
 
 
 def _resolved(pool: Pool) -> SimulatedEngine | None:

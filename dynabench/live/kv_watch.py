@@ -31,7 +31,7 @@ class KvWatch:
         Args:
             url: of the frontend.
             num_ranks: by role.
-            has_counts: whether workers count what belongs to a run: then it begins and ends with their report.
+            has_counts: whether workers count what belongs to a run: then it ends with their report.
         """
         self._has_counts = has_counts
         self._url = f"{url}/metrics"
@@ -51,8 +51,7 @@ class KvWatch:
     async def watching(self) -> AsyncIterator["KvWatch"]:
         """Poll until the block ends; unanswered polls leave a gap."""
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session:
-            if self._has_counts:
-                await self._ask(session)
+            await self._ask(session)  # what workers have counted by now is not of the run
             asking = asyncio.create_task(self._keep_asking(session))
             try:
                 yield self
@@ -69,7 +68,7 @@ class KvWatch:
             await asyncio.sleep(EVERY_S)
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError, TimeoutError):
+        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
             async with session.get(self._url) as response:
                 self._note(await body_of(response, MAX_BYTES))
 

@@ -1,19 +1,16 @@
 """Watch the frontend's /metrics during a live run for the contents and traffic of workers' KV tiers."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import engines_of
+from dynabench.live.rank_counts import Rank, RankCounts, labels_of, rank_of
 from reports.record.pools import Tier, TierTraffic, TierUse, Use
-
-Rank = tuple[str, str]
-"""Instance and rank."""
 
 _ROW = re.compile(
     rb'^\w+_component_kv_offload_(?:tiering_)?(\w+?)(?:_total)?\{([^}\n]*tier="[^}\n]*)\} (\S+)$', re.MULTILINE
 )
-_LABEL = re.compile(rb'(\w+)="([^"\n]*)"')
 OWN: tuple[Tier, ...] = ("host", "disk")
 """Tiers of which each worker has its own."""
 
@@ -21,28 +18,19 @@ _NOW = ("used_bytes", "capacity_bytes")
 
 
 class TierWatch:
-    """The reports of each rank about each tier; what it did before the first report does not count."""
+    """What each rank has reported since the first look, by role and tier."""
 
     def __init__(self) -> None:
-        self._first: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}  # by role and tier
-        self._last: dict[tuple[str, str], dict[Rank, dict[str, float]]] = {}
+        self._counts = RankCounts[tuple[str, str], str]()
 
     @property
     def has_any(self) -> bool:
         """Whether any rank has a tier."""
-        return bool(self._last)
+        return self._counts.has_any
 
     def note(self, text: bytes) -> None:
         """Process the frontend's metrics."""
-        for name, labels, value in _ROW.findall(text):
-            of = {label.decode(): said.decode() for label, said in _LABEL.findall(labels)}
-            key, rank = (of["worker_type"], of["tier"]), (of["instance"], of["rank"])
-            for seen in (self._first, self._last):
-                facts = seen.setdefault(key, {}).setdefault(rank, {})
-                if seen is self._last:
-                    facts[name.decode()] = float(value)
-                else:
-                    facts.setdefault(name.decode(), float(value))
+        self._counts.note(_counts_in(text))
 
     def uses(self, deployment: Deployment, length_s: float) -> tuple[TierUse, ...]:
         """Return the tier use in a run of this length: by pool, or by role if several pools have the same one."""
@@ -60,12 +48,14 @@ class TierWatch:
         return tuple(found)
 
     def _ranks(self, role: str, tier: Tier) -> list[dict[str, float]]:
-        """Return each rank's activity since the first report, and its current contents."""
-        first = self._first.get((role, tier), {})
-        return [
-            {name: value - (0 if name in _NOW else first[rank][name]) for name, value in facts.items()}
-            for rank, facts in self._last.get((role, tier), {}).items()
-        ]
+        """Return each rank's activity since the first look, and its current contents."""
+        return self._counts.of((role, tier), gauges=_NOW)
+
+
+def _counts_in(text: bytes) -> Iterator[tuple[tuple[str, str], Rank, str, float]]:
+    for name, labels, value in _ROW.findall(text):
+        of = labels_of(labels)
+        yield (of["worker_type"], of["tier"]), rank_of(of), name.decode(), float(value)
 
 
 def _use(
@@ -80,10 +70,10 @@ def _use(
     tokens_per_chunk = host.blocks_per_chunk * engine.config.block_size
 
     def count(name: str) -> float:
-        return max(sum(rank.get(name, 0.0) for rank in ranks), 0.0)
+        return sum(rank.get(name, 0.0) for rank in ranks)
 
     def busy(name: str) -> Use:
-        return Use.of([min(max(rank.get(name, 0.0), 0.0) / length_s, 1.0) for rank in ranks])
+        return Use.of([min(rank.get(name, 0.0) / length_s, 1.0) for rank in ranks])
 
     return TierUse(
         pool,

@@ -8,9 +8,18 @@ from dynabench.virtual.clock import Clock
 from dynabench.virtual.oracles import true_work
 from dynabench.virtual.rank import Rank
 from mocker import AllBlocksCleared, BlockStored
-from mocker.events import GroupRemoved, GroupStored, KvEvent, TierEvent, TierRemoved, TierStored, for_routers
+from mocker.events import (
+    GroupRemoved,
+    GroupStored,
+    KvEvent,
+    TierEvent,
+    TierRemoved,
+    TierStored,
+    for_routers,
+    shared_keys,
+)
+from serving.engines.mock.layer_groups import layer_group
 from serving.router import Prompt, Router, RoutingDecision
-from serving.router.events import LayerGroup
 from serving.router.index import PrefixIndex
 
 FEW_RANKS: Final = 16
@@ -181,12 +190,11 @@ OF_GROUPS = (GroupStored, GroupRemoved)
 
 def _apply_to_group(index: PrefixIndex, slot: int, event: GroupStored | GroupRemoved) -> None:
     """Enter what layers that keep only a part stored or evicted, in whole blocks."""
-    group, groups = event.group, index.layer_groups
+    groups, names = index.layer_groups, shared_keys(event)
     if isinstance(event, GroupStored):
-        described = LayerGroup(group.number, group.unit, group.block_size, group.window, group.chunk)
-        groups.store(slot, described, event.shared_keys())
+        groups.store(slot, layer_group(event.group), names)
     else:
-        groups.remove(slot, group.number, event.shared_keys())
+        groups.remove(slot, event.group.number, names)
 
 
 def _apply_to_tiers(index: PrefixIndex, slot: int, event: TierEvent) -> None:

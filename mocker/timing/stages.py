@@ -59,7 +59,7 @@ def stages_of(engine: EngineConfig, timing: TimingConfig) -> tuple[float, ...]:
         (engine.dp_size > 1, "data-parallel ranks"),
         (engine.enable_lora, "LoRA adapters"),
         (engine.num_speculative_tokens > 0, "speculative decoding"),
-        (engine.max_tokens_per_mm_item is not None, "an encoder of images (max_tokens_per_mm_item)"),
+        (engine.has_encoder, "an encoder of images (max_tokens_per_mm_item)"),
         (not layout_of(engine, timing).is_plain, f"{timing.model}, whose layers do not all keep all tokens"),
     ):
         if is_so:

@@ -14,8 +14,6 @@ from mocker.vllm.versions import NEWEST, RULES, EngineVersion, Rules
 OF_LORA = ("lora_modules", "max_loras", "max_cpu_loras", "max_lora_rank", "lora_load_ms", "lora_read_ms")
 """Settings that have an effect only with adapters."""
 
-LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM has kernels for (0.32 and 0.33, `config/lora.py`: `MaxLoRARanks`)."""
 Milliseconds = Annotated[float, Meta(ge=0, le=1_000_000)]
 """Up to a quarter of an hour, which no step takes."""
 
@@ -112,8 +110,8 @@ class EngineConfig(OffloadConfig):
     max_cpu_loras: Count | None = None
     """Most adapters in host memory, those on the GPU included (default: max_loras, as in vLLM)."""
 
-    max_lora_rank: Count = 16
-    """Rank of the adapters, from which their size follows (1, 8, 16, 32, 64, 128, 256, 320 or 512, as in vLLM)."""
+    max_lora_rank: Literal[1, 8, 16, 32, 64, 128, 256, 320, 512] = 16
+    """Rank of the adapters, from which their size follows, one that vLLM has kernels for."""
 
     lora_load_ms: Milliseconds | None = None
     """Time to copy an adapter from host memory to the GPU; the step that needs it waits (ms; default: its bytes at
@@ -204,6 +202,11 @@ class EngineConfig(OffloadConfig):
         return self.num_speculative_tokens > 0 and self.speculative_method not in ("ngram", "ngram_gpu")
 
     @property
+    def has_encoder(self) -> bool:
+        """Whether the model takes images or other media."""
+        return self.max_tokens_per_mm_item is not None
+
+    @property
     def has_ngram_drafts(self) -> bool:
         """Whether drafts are known only when the step before them is: asynchronous scheduling does not work with them."""
         return self.num_speculative_tokens > 0 and self.speculative_method == "ngram"
@@ -223,6 +226,17 @@ class EngineConfig(OffloadConfig):
         """Whether this engine may read KV from others."""
         return self.kv_role in ("kv_consumer", "kv_both")
 
+    def why_not_encoded(self, num_tokens: int) -> str | None:
+        """Return why the encoder takes no item of this many tokens, or None if it does."""
+        most = self.max_tokens_per_mm_item
+        if most is not None and num_tokens <= most:
+            return None
+        said = "is not set" if most is None else f"is {most}"
+        return (
+            f"it has {num_tokens} tokens, and max_tokens_per_mm_item {said}; expected the tokens of the largest item that the "
+            f"model's encoder makes, at least {num_tokens}"
+        )
+
     def __post_init__(self) -> None:
         """Refuse values that no engine can run with."""
         self._take_apart()
@@ -241,9 +255,6 @@ class EngineConfig(OffloadConfig):
                 f"max_cpu_loras is {self.max_cpu_loras}, and max_loras is {self.max_loras}; expected at least as many: those "
                 "on the GPU are in host memory, too"
             )
-        if self.max_lora_rank not in LORA_RANKS:
-            ranks = ", ".join(map(str, LORA_RANKS))
-            raise ValueError(f"max_lora_rank is {self.max_lora_rank}; expected one that vLLM takes: {ranks}")
         if self.prefill_schedule_interval > 1 and self.dp_size > 1:
             raise ValueError(
                 f"prefill_schedule_interval is {self.prefill_schedule_interval}, and dp_size is {self.dp_size}; expected 1 of "

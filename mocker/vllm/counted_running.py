@@ -330,9 +330,8 @@ class CountedRunning(RunningQueue):
             num_drafts = 0 if is_partial else batch.drafts.get(sequence, 0)
             num_accepted = self._num_accepted(sequence, num_drafts) if num_drafts and sequence not in padded else 0
             if self._encoder is not None and sequence.media:
-                num_rejected = (
-                    0 if is_stale or self._is_async else num_drafts - num_accepted
-                )  # else among the placeholders
+                # Rejected drafts of an asynchronous step are among the placeholders.
+                num_rejected = 0 if is_stale or self._is_async else num_drafts - num_accepted
                 self._encoder.pass_by(sequence, sequence.num_computed - counts.num_placeholders - num_rejected)
             if is_partial:
                 continue

@@ -81,8 +81,11 @@ class Scheduler(Core):
         self._leaps: Leaps | None = None
         running: RunningQueue
         self.is_locked = False
-        """Whether those that run hold up each other forever: the last step that was to be scheduled had nothing for them."""
-        self.encoder = encoder = None if config.max_tokens_per_mm_item is None else Encoder(config)
+        """Whether those that run hold up each other forever: the last `schedule` had nothing for any of them.
+
+        Each needs an item for which the encoder has no room, or a part of one.
+        """
+        self.encoder = encoder = Encoder(config) if config.has_encoder else None
         if is_counted or config.num_speculative_tokens or num_stages > 1 or encoder is not None:
             running = CountedRunning(config, memory, queues, drafter, encoder, num_stages=num_stages)
         else:
@@ -138,15 +141,12 @@ class Scheduler(Core):
         if self._reset:  # not before: what a reset preempts may be admitted at once
             batch.preempted, self._reset = [*self._reset, *batch.preempted], NOBODY
         has_copies = self._has_host and self._offers.offer(batch)
-        if not (self.running or batch.preempted) or (self.encoder is not None and self._is_locked(batch)):
+        may_lock = self.encoder is not None and bool(self.running)
+        self.is_locked = may_lock and batch.is_empty and not batch.preempted and not running.has_batch_in_flight
+        if self.is_locked or not (self.running or batch.preempted):
             return None
         # vLLM may preempt and then schedule nothing for those that still run: a step of no tokens and no time.
         return running.close(batch, is_disturbed=has_copies)
-
-    def _is_locked(self, batch: Batch) -> bool:
-        """Note whether nobody who runs can go on: each needs an item for which the encoder has no room, or a part of one."""
-        self.is_locked = batch.is_empty and not batch.preempted and not self._running.has_batch_in_flight
-        return self.is_locked
 
     def _begin_step(self) -> None:
         if self._has_groups:
@@ -192,14 +192,10 @@ class Scheduler(Core):
         self._offers.queue_prefetch(sequence)
 
     def _check_media(self, sequence: Sequence) -> None:
-        """Refuse media that can never be encoded."""
-        most = 0 if self.encoder is None else self.encoder.size
-        longest = max(sequence.media, key=lambda item: item.num_tokens)
-        if longest.num_tokens > most:
-            raise ValueError(
-                f"item {longest.id!r} of its prompt has {longest.num_tokens} tokens; the encoder takes at most {most} "
-                "(max_tokens_per_mm_item)"
-            )
+        """Refuse media that the encoder does not take."""
+        for item in sequence.media:
+            if why := self.config.why_not_encoded(item.num_tokens):
+                raise ValueError(f"item {item.id!r} of its prompt cannot be encoded: {why}")
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""

@@ -7,6 +7,7 @@ from reports.figures.cells import number
 from reports.record.pools import DraftUse
 from reports.summary import Summary
 from reports.sweep.points import Point
+from reports.tables.by_pool import labelled
 from reports.tables.grid import Grid
 from reports.verdicts.drafts import alike
 
@@ -24,7 +25,7 @@ def gain_grid(summary: Summary) -> Grid | None:
     found = _gains(uses)
     if found is None:
         return None
-    lines = zip(_labelled(uses), found.rows, strict=True)
+    lines = zip(labelled(uses), found.rows, strict=True)
     rows = [(label, [number(use.sequences, 1), *cells]) for (_, use), (label, cells) in lines]
     return replace(found, columns=[f"{SEQUENCES}, here", *found.columns], rows=rows)
 
@@ -74,7 +75,7 @@ def _gains(uses: Uses) -> Grid | None:
     if not sizes:
         return None
     lines = []
-    for label, use in _labelled(uses):
+    for label, use in labelled(uses):
         ratios = {gain.sequences: gain.ratio for gain in use.gains}
         lines.append((label, [f"{ratios[size]:.2f}x" if size in ratios else "-" for size in sizes]))
     return Grid(
@@ -95,7 +96,7 @@ def _drafts(uses: Uses, over: Mapping[str, str] | None = None) -> Grid | None:
         "steps that accepted the first, the second and so on, each with all before it."
     )
     columns = ["drafted tokens", "accepted", "tokens a step", "accepted, by draft"]
-    lines = [(label, _cells(use)) for label, use in _labelled(uses)]
+    lines = [(label, _cells(use)) for label, use in labelled(uses)]
     if over is not None:
         found = [(over[name], use) for name, pools in uses.items() for use in pools]
         lines = [
@@ -105,11 +106,6 @@ def _drafts(uses: Uses, over: Mapping[str, str] | None = None) -> Grid | None:
         columns = [OVER_NONE, SEQUENCES, *columns]
         note += f" {OVER_NONE.capitalize()}: of the run without speculation that is otherwise equal."
     return Grid("What came of drafts?", columns, lines, note)
-
-
-def _labelled(uses: Uses) -> list[tuple[str, DraftUse]]:
-    """Return each pool's drafts with the name of its line, and of the pool if there are several."""
-    return [(f"{arm}: {use.name}" if len(pools) > 1 else arm, use) for arm, pools in uses.items() for use in pools]
 
 
 def _cells(use: DraftUse) -> list[str]:

@@ -3,18 +3,14 @@
 from reports.figures.cells import number
 from reports.record.pools import EncoderUse
 from reports.summary import Summary
+from reports.tables.by_pool import labelled
 from reports.tables.grid import Grid
 
 
 def media_grid(summary: Summary) -> Grid | None:
     """Lay out what encoders did; None if no request had media."""
     arms = {arm: figures.encoders for arm, figures in summary.arms.items() if figures.encoders}
-    lines = [
-        (f"{arm}: {use.name}" if len(uses) > 1 else arm, _cells(use))
-        for arm, uses in arms.items()
-        for use in uses
-        if use.requests
-    ]
+    lines = [(label, _cells(use)) for label, use in labelled(arms) if use.requests]
     if not lines:
         return None
     return Grid(

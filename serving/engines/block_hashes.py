@@ -132,12 +132,6 @@ class HashTranslator:
             self._warn(f"ignored blocks of {layers!r} layers: routers may expect more of a prompt to be cached than is")
         return None
 
-    def _is_whole(self, kind: str, number: int, layers: str | None) -> bool:
-        """Return whether an event about the GPU is about the first group that keeps all tokens."""
-        if self._whole is None and kind == "BlockStored" and layers in KEEP_ALL:
-            self._whole = number
-        return number == self._whole
-
     def removed(self, theirs: Sequence[Any], *, medium: Medium = "GPU") -> BlocksRemoved | None:
         """Translate blocks that were removed from a medium.
 
@@ -202,12 +196,11 @@ class HashTranslator:
             return None  # nobody can ask for it here
         root = self._roots[adapter] if adapter else None
         number = fields.get("group_idx")
-        if (
-            medium == "GPU"
-            and number is not None
-            and not self._is_whole(kind, number, fields.get("kv_cache_spec_kind"))
-        ):
-            return self._of_group(kind, number, fields, root)
+        if medium == "GPU" and number is not None:
+            if self._whole is None and kind == "BlockStored" and fields.get("kv_cache_spec_kind") in KEEP_ALL:
+                self._whole = number
+            if number != self._whole:
+                return self._of_group(kind, number, fields, root)
         if kind == "BlockStored":
             hashes, parent, tokens = fields["block_hashes"], fields["parent_block_hash"], fields["token_ids"]
             return self.stored(hashes, parent, tokens, medium=medium, root=root)

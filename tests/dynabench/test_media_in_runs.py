@@ -80,7 +80,8 @@ def test_a_prefill_worker_encodes_and_a_decode_worker_does_not():
 
 def test_media_need_an_engine_whose_encoder_takes_them():
     with pytest.raises(
-        WorkloadError, match="item 'cat' of request 1 has 20 tokens, and max_tokens_per_mm_item is not set; exp"
+        WorkloadError,
+        match=r"item 'cat' of request 1 cannot .*: it has 20 tokens, and max_tokens_per_mm_item is not set; exp",
     ):
         simulate_pool(workload("", "cat"))
     with pytest.raises(WorkloadError, match=r"max_tokens_per_mm_item is 19; expected .*, at least 20"):

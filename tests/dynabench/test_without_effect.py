@@ -62,8 +62,8 @@ def test_what_no_request_uses_is_said():
 
 
 def test_ranks_of_adapters_are_those_that_vllm_takes():
-    with pytest.raises(ValueError, match="max_lora_rank is 17; expected one that vLLM takes: 1, 8, 16, 32"):
-        EngineConfig(max_lora_rank=17)
+    with pytest.raises(ValueError, match="max_lora_rank is '17'; expected one of 1, 8, 16, 32, 64, 128, 256, 320, 512"):
+        read_axis("max_lora_rank=8,17", Settings(deployment()))
 
 
 @pytest.mark.parametrize("name", ["drafting_ms", "lora_load_ms", "lora_read_ms"])

@@ -342,7 +342,7 @@ class VLLM:
         self._hasher = get_request_block_hasher(size, sha256, *ahead) if config.enable_prefix_caching else None
         self._asked = {}
         self._requests = {}
-        if config.max_tokens_per_mm_item is not None:
+        if config.has_encoder:
             self._add_encoder(settings.scheduler_config, config)
 
     def _add_encoder(self, settings, config):
@@ -825,7 +825,7 @@ def drive(rng, config, model, variant=PLAIN):
     pair, workers = Pair(config, model, variant, rng), Workers(rng)
     num_groups = 1 if variant.layout is None else len(variant.layout.groups) + 1
     requests = requests_of(rng, config, variant.max_loras, num_groups)
-    if config.max_tokens_per_mm_item is not None:
+    if config.has_encoder:
         requests = with_media(rng, requests, config.max_tokens_per_mm_item)
     asked = deque(requests)
     aborts = sorted([one for one in asked if one.aborted is not None], key=lambda one: one.aborted)

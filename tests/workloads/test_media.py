@@ -16,7 +16,7 @@ from workloads.synthesize import SynthConfig, synthesize
 CAT = Media(3, 20, "cat")
 
 
-def read(tmp_path, *requests, files=1):
+def read(tmp_path, *requests):
     """Read requests of 40 tokens in blocks of 16, each with other ids unless it says otherwise."""
     header = {"schema": "dynabench.workload/1", "block_size": 16}
     rows = [

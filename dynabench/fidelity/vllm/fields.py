@@ -58,7 +58,7 @@ FIELDS: Final = {
             "encoder_cache",
             "spec",
         ),
-        *("kv_meta.recv.await", "kv_meta.send", "kv_meta.in_batch", "kv_meta.not_processed", "kv_meta.flush"),
+        *("kv_meta.send", "kv_meta.in_batch", "kv_meta.not_processed", "kv_meta.flush"),
         *("kv_meta.load.id", "kv_meta.load.cpu_chunks", "kv_meta.load.sync"),
         *("kv_meta.store.id", "kv_meta.store.cpu_chunks"),
     ),

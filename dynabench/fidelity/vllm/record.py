@@ -75,7 +75,7 @@ def record(scenario_path: Path, out: Path) -> Recorded:
         core = engine.engine_core.engine_core
         is_async = core.vllm_config.scheduler_config.async_scheduling and core.batch_queue is not None
         if scenario["engine"].get("async_scheduling") and not is_async:
-            raise RecordingError(f"vLLM {vllm.__version__} cannot schedule asynchronously so on this machine")
+            raise RecordingError(f"vLLM {vllm.__version__} cannot schedule these settings asynchronously")
         rows = _run(vllm, engine, scenario["requests"], _adapters(scenario, model, folder))
     head = {"scenario": scenario | {"vllm_version": vllm.__version__, "resolved": _resolved(core, model)}}
     lines = (json.dumps(row, separators=(",", ":")).encode() + b"\n" for row in (head, *rows))

@@ -401,12 +401,12 @@ class _Replay:
     def _compare_fields(self, step: int, ours: Event, recorded: Event) -> Json | None:
         """Compare what events say beside which blocks they are of."""
         for key, theirs in recorded.facts.items():
+            expected = theirs
             if key == "parent_block_hash" and theirs is not None:
-                theirs = self._names.setdefault(
-                    theirs, ours.facts[key]
-                )  # it need not have been stored: it may be masked
-            if ours.facts[key] != theirs:
-                return _difference(step, f"{key} of {ours.kind} blocks", recorded.facts[key], ours.facts[key])
+                # The parent need not have been stored: it may be masked.
+                expected = self._names.setdefault(theirs, ours.facts[key])
+            if ours.facts[key] != expected:
+                return _difference(step, f"{key} of {ours.kind} blocks", theirs, ours.facts[key])
         return None
 
     def _compare_host_events(self, entry: Updated) -> Json | None:

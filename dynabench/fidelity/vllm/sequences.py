@@ -43,7 +43,7 @@ def content_ids(
     for start in range(0, len(tokens) - block_size - num_ahead + 1, block_size):
         stop = start + block_size + num_ahead
         shown = tuple([(item.id, item.offset - start) for item in media if item.end > start and item.offset < stop])
-        parent = hash((parent, tuple(tokens[start:stop]), shown) if shown else (parent, tuple(tokens[start:stop])))
+        parent = hash((parent, tuple(tokens[start:stop]), shown))
         ids.append(parent)
     return ids
 

@@ -48,11 +48,6 @@ class Watch:
         if (publisher := getattr(scheduler, "kv_event_publisher", None)) is not None:
             publisher.publish = lambda batch: self._events.extend(batch.events)
 
-    @property
-    def num_in_flight(self) -> int:
-        """Batches whose results have not come."""
-        return len(self._in_flight)
-
     def know(self, id: str, name: str) -> None:
         """Know a request, by vLLM's name and by ours."""
         self._names[id] = name

@@ -58,7 +58,7 @@ class GroupPool(Pool):
         """The block that a look-up finds, by group and name."""
         self._copies: dict[tuple[int, Hashable], list[int]] = {}  # other blocks of that content, oldest first
         self._contents: list[Content | None] = [None] * num_blocks
-        self._stops = array("i", bytes(4 * num_blocks))  # the tokens of its chain up to the end of a block's content
+        self._stops = array("i", [0]) * num_blocks  # the tokens of its chain up to the end of a block's content
         self._ends: dict[int, tuple[Content, int]] = {}  # a block's second content, and where that ends
         self._num_holders = [0] * num_blocks
         self._next = [*range(1, num_blocks), NULL]
@@ -145,23 +145,27 @@ class GroupPool(Pool):
 
     def name(self, blocks: list[int], content: Content, stops: list[int]) -> None:
         """Let look-ups find blocks by their content, each by the last of a chain's tokens before its stop."""
-        number, contents, places = content.group.number, self._contents, self._stops
-        cached = self.cached[number]
+        contents, places = self._contents, self._stops
         for block, stop in zip(blocks, stops, strict=True):
             contents[block], places[block] = content, stop
-            name = content.name(stop)
-            if name in cached:
-                self._copies.setdefault((number, name), []).append(block)
-            else:
-                cached[name] = block
+            self._enter(block, content, stop)
 
     def name_end(self, block: int, content: Content, stop: int) -> None:
         """Let look-ups find a block by the end of a prompt inside it, beside what else it has cached."""
-        before, place = self._contents[block], self._stops[block]
-        self.name([block], content, [stop])
-        if before is not None:
-            self._contents[block], self._stops[block] = before, place
+        if self._contents[block] is None:
+            self._contents[block], self._stops[block] = content, stop
+        else:
             self._ends[block] = content, stop
+        self._enter(block, content, stop)
+
+    def _enter(self, block: int, content: Content, stop: int) -> None:
+        """Let look-ups find a block by one of its contents, after the copies that have it already."""
+        number, name = content.group.number, content.name(stop)
+        cached = self.cached[number]
+        if name in cached:
+            self._copies.setdefault((number, name), []).append(block)
+        else:
+            cached[name] = block
 
     def is_free(self, block: int) -> bool:
         """Whether nobody holds a block."""

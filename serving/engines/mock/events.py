@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mocker import AllBlocksCleared, BlockChain, BlockRemoved, BlockStored
-from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored, for_routers
-from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored, LayerGroup
+from mocker.events import GroupRemoved, GroupStored, KvEvent, TierRemoved, TierStored, for_routers, shared_keys
+from serving.engines.mock.layer_groups import layer_group
+from serving.router.events import BlocksCleared, BlocksEvent, BlocksRemoved, BlocksStored
 from serving.worker.kv_events import KvEventPublisher
 from serving.worker.protocol import PreprocessedRequest
 
@@ -82,11 +83,10 @@ def router_events(events: Iterable[KvEvent]) -> Iterable[BlocksEvent]:
 
 def _of_part(event: GroupStored | GroupRemoved) -> BlocksEvent:
     """Turn an event about layers that keep only a part into the router's."""
-    group, hashes = event.group, _hashes(event.shared_keys())
+    hashes = _hashes(shared_keys(event))
     if isinstance(event, GroupRemoved):
-        return BlocksRemoved(hashes, group=group.number)
-    described = LayerGroup(group.number, group.unit, group.block_size, group.window, group.chunk)
-    return BlocksStored(hashes, None, group=described)
+        return BlocksRemoved(hashes, group=event.group.number)
+    return BlocksStored(hashes, None, group=layer_group(event.group))
 
 
 def _hashes(keys: Iterable[Hashable]) -> list[int]:

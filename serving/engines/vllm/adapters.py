@@ -5,8 +5,6 @@ from typing import Any, NamedTuple
 
 from serving.worker.protocol import CacheScope
 
-EXPECTED = 'expected name=path, {"name": ..., "path": ...}, or a list of them'
-
 
 class LoraModule(NamedTuple):
     """An adapter: clients ask for it by its name, as if it were a model."""
@@ -47,5 +45,7 @@ def _name_and_path(entry: object) -> tuple[str, str]:
     else:
         name, _, path = str(entry).partition("=")
     if not (isinstance(name, str) and isinstance(path, str) and name and path):
-        raise ValueError(f"lora_modules has {entry!r}; {EXPECTED}")
+        raise ValueError(
+            f'lora_modules has {entry!r}; expected name=path, {{"name": ..., "path": ...}}, or a list of them'
+        )
     return name, path

@@ -121,13 +121,16 @@ def test_a_preempted_request_has_its_items_found_when_it_comes_back():
     assert (made.encoder.counts.computed, made.encoder.counts.found) == (2, 1)
 
 
-def test_an_item_that_no_step_could_encode_is_refused():
+def test_an_item_larger_than_any_that_the_model_makes_is_refused_though_the_encoder_s_budget_has_room():
+    media = (0, 30, "x"), (30, 65, "y")
     with pytest.raises(
-        ValueError, match=r"item 'x' of its prompt has 65 tokens; the encoder takes at most 64 \(max_tokens_per"
+        ValueError, match=r"item 'y' of its prompt .*: it has 65 tokens, and max_tokens_per_mm_item is 64"
     ):
-        core().add(sequence("a", 100, (0, 65, "x")))
-    with pytest.raises(ValueError, match=r"item 'x' of its prompt has 1 tokens; the encoder takes at most 0"):
-        core(max_tokens_per_mm_item=None).add(sequence("a", 100, (0, 1, "x")))
+        core(max_num_batched_tokens=100).add(sequence("a", 100, *media))
+    with pytest.raises(
+        ValueError, match=r"item 'x' of its prompt .*: it has 30 tokens, and max_tokens_per_mm_item is not"
+    ):
+        core(max_tokens_per_mm_item=None).add(sequence("a", 100, *media))
 
 
 @pytest.mark.parametrize("name", ["max_num_batched_tokens", "long_prefill_token_threshold"])
@@ -175,3 +178,16 @@ def test_with_eagle_0_32_locks_up_before_an_item_that_the_cache_cannot_hold_besi
         "it cannot go on: the encoder's cache has no room for its next item beside those that running requests"
         in str(stall)
     )
+
+
+def test_an_engine_whose_locked_requests_are_aborted_is_no_longer_locked():
+    made = core("0.32", NoneAccepted(), num_speculative_tokens=1, speculative_method="eagle")
+    locked = sequence("a", 100, (0, 40, "x"), (40, 40, "y"))
+    made.add(locked)
+    made.update(made.schedule())
+    assert made.schedule() is None
+    assert made.stall() is not None
+    made.abort(locked)
+    assert made.schedule() is None
+    assert made.stall() is None
+    assert steps_of(made, sequence("b", 20)) == [({"b": 20}, 0)]
