@@ -17,7 +17,7 @@ from mocker.timing.drafter import drafting_of
 from mocker.timing.drafting import Speculating
 from mocker.timing.engine_times import measured_engine, timing_model
 from mocker.timing.files import read_calibration
-from mocker.timing.groups import check_layers, context_length, groups_of
+from mocker.timing.groups import check_layers, check_retention, context_length, groups_of
 from mocker.timing.host_memory import hicache_memory, host_memory
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.sglang_defaults import with_sglang_defaults
@@ -147,6 +147,7 @@ def resolve(
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or context_length(timing),
     )
+    check_retention(engine, timing)
     stages = stages_of(engine, timing)
     num_blocks = engine.num_gpu_blocks or blocks_that_fit(engine, timing)
     acceptance = rates_of(engine)
