@@ -40,6 +40,8 @@ class ModelShape:
     weight_block: int
     """Side of the blocks of weights that share a scale; 0: none."""
     architecture: str
+    num_nextn_layers: int = 0
+    """Layers that predict further tokens, as far as the file says."""
 
     @property
     def num_layers(self) -> int:
@@ -180,6 +182,7 @@ def shape_of(
         kv_dtype=quantisation.kv_dtype,
         weight_block=quantisation.block,
         architecture=name,
+        num_nextn_layers=keys.number("num_nextn_predict_layers", 0),
     )
     if quantisation.rules and all(matrix.weight == BFLOAT16 for matrix, _ in found.matrices):
         raise ValueError("its quantization_config names no module of the model; remove it, and set --quantization")

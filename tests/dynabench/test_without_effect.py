@@ -98,6 +98,13 @@ def test_mtp_needs_a_model_with_such_layers():
     ):
         resolve(engine, LLAMA)
     assert resolve(engine, TimingConfig(model="Qwen/Qwen3.5-27B", gpu="h100")).acceptance == (0.5, 0.5)
+    nano = TimingConfig(model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", gpu="h100")
+    with pytest.raises(
+        ValueError, match=r"Nano-30B-A3B-BF16, whose config.json has no num_nextn_predict_layers above 0, has no"
+    ):
+        resolve(engine, nano)
+    super_ = TimingConfig(model="nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", gpu="h200", tensor_parallel_size=2)
+    assert resolve(engine, super_).acceptance == (0.5, 0.5)
 
 
 def test_lists_are_varied_in_brackets():
