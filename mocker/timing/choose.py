@@ -15,6 +15,7 @@ from mocker.timing.blocks import DEFAULT_NUM_TOKENS, blocks_for, blocks_of_free_
 from mocker.timing.config import TimingConfig
 from mocker.timing.drafter import drafting_of
 from mocker.timing.drafting import Speculating
+from mocker.timing.encoder import with_whole_items
 from mocker.timing.engine_times import measured_engine, timing_model
 from mocker.timing.files import read_calibration
 from mocker.timing.groups import check_layers, check_retention, context_length, groups_of
@@ -142,7 +143,7 @@ def resolve(
         return _resolve_trtllm(engine, timing)
     _check_layout(timing)
     engine = replace(
-        engine,
+        with_whole_items(engine, timing),
         engine_version=version_in(engine, timing),
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or context_length(timing),

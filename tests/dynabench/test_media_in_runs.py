@@ -13,6 +13,7 @@ from dynabench.live.run import measure
 from dynabench.virtual.cluster import StalledError
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
+from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports.summarize import summarize
 from reports.tables.media import media_grid
@@ -132,6 +133,22 @@ def test_a_report_says_what_of_the_encoder_is_not_modelled():
     assert (
         "max_tokens_per_mm_item, because" in no_effect("virtual", workload(""), [deployed(engine=VISION)])["No effect"]
     )
+
+
+@pytest.mark.parametrize("model", ["google/gemma-3-27b-it", "google/gemma-4-26B-A4B"])
+def test_models_whose_images_are_seen_whole_compute_them_in_one_step(model):
+    timing = TimingConfig(model=model, gpu="h200")
+    assert resolve(VISION, timing).config.disable_chunked_mm_input
+    assert not resolve(EngineConfig(), timing).config.disable_chunked_mm_input
+    assert not resolve(
+        VISION, TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
+    ).config.disable_chunked_mm_input
+    said = head_of(workload("cat"), [Deployment(pools=(Pool(mocker=VISION, timing=timing),))], [LoadConfig()])
+    assert "each is computed in one step, as vLLM sets it for this model" in said["Encoder"]
+    with pytest.raises(
+        ValueError, match=r"an item .* never be computed; vLLM sets disable_chunked_mm_input for google/"
+    ):
+        resolve(replace(VISION, max_num_batched_tokens=64, max_num_seqs=64), timing)
 
 
 def test_images_from_the_synthesizer_to_the_report(tmp_path):
