@@ -142,6 +142,7 @@ def resolve(
     if isinstance(engine, TrtllmConfig):
         return _resolve_trtllm(engine, timing)
     _check_layout(timing)
+    asked = engine.max_model_len
     engine = replace(
         with_whole_items(engine, timing),
         engine_version=version_in(engine, timing),
@@ -153,7 +154,7 @@ def resolve(
     num_blocks = engine.num_gpu_blocks or blocks_that_fit(engine, timing)
     acceptance = rates_of(engine)
     step_times = timing_model(engine, timing, num_blocks)
-    return SimulatedEngine(
+    found = SimulatedEngine(
         engine,
         Speculating(step_times, drafting_of(engine, timing)) if acceptance else step_times,
         num_blocks,
@@ -167,6 +168,24 @@ def resolve(
         encoding_s=engine.encoding_ms_per_1000_tokens / 1e6 / timing.speedup,
         stage_shares=stages,
     )
+    if asked and not engine.num_gpu_blocks and timing.timing_name == "roofline" and timing.host_times == "vllm":
+        _check_room(found, asked, timing)
+    return found
+
+
+def _check_room(found: SimulatedEngine, max_model_len: int, timing: TimingConfig) -> None:
+    """Refuse a context that is longer than the KV cache, with which vLLM does not start.
+
+    Raises:
+        ValueError: it is.
+    """
+    needed = found.num_blocks_of(max_model_len)
+    if needed > found.num_blocks:
+        raise ValueError(
+            f"max_model_len is {max_model_len}, and a sequence of so many tokens takes {needed:,} blocks of the KV cache, which "
+            f"has {found.num_blocks:,}: vLLM does not start with it; expected at most {found.longest_sequence}, none, or a larger "
+            f"gpu_memory_utilization than {timing.gpu_memory_utilization:g}"
+        )
 
 
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:

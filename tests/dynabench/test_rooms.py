@@ -1,5 +1,7 @@
 """What the head of a report says of an engine's memory."""
 
+from dataclasses import replace
+
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
@@ -54,6 +56,18 @@ def test_a_cache_that_holds_no_sequence_of_full_length_says_how_long_one_may_be(
         WorkloadError, match=r"more than the 164736 .* \(171 blocks of 1,056 tokens, of which each of 4 groups"
     ):
         check_fits(Workload("w", 64, [Request(0.0, 200_000, 4, tuple(range(3125)))]), resolve(engine, pool.timing))
+
+
+def test_a_context_that_is_asked_for_and_does_not_fit_is_refused():
+    little = replace(LLAMA, gpu_memory_utilization=0.3)
+    with pytest.raises(
+        ValueError, match=r"max_model_len is 131072, .* takes 2,048 blocks .* expected at most 62016, none"
+    ):
+        resolve(EngineConfig(max_model_len=131_072), little)
+    resolve(EngineConfig(max_model_len=131_072), LLAMA)
+    resolve(EngineConfig(max_model_len=62_016), little)
+    resolve(EngineConfig(), little)  # vllm serve --max-model-len auto
+    resolve(EngineConfig(max_model_len=131_072, num_gpu_blocks=100), little)
 
 
 def test_adapters_have_a_line_and_arms_are_told_apart():
