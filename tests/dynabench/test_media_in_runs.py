@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dynabench.arm import ClientConfig, Run, Settings
+from dynabench.cli.workload import convert
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.experiment.head import head_of
@@ -19,7 +20,7 @@ from reports.summarize import summarize
 from reports.tables.media import media_grid
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate_pool
-from workloads import Request, Workload, WorkloadError
+from workloads import Request, Workload, WorkloadError, formats
 from workloads.pacing import LoadConfig
 from workloads.request import Media
 
@@ -151,7 +152,7 @@ def test_models_whose_images_are_seen_whole_compute_them_in_one_step(model):
         resolve(replace(VISION, max_num_batched_tokens=64, max_num_seqs=64), timing)
 
 
-def test_images_from_the_synthesizer_to_the_report(tmp_path):
+def test_images_from_the_synthesizer_to_the_report_and_back(tmp_path, capsys):
     path, out = tmp_path / "w.jsonl", tmp_path / "out"
     made = dynabench(
         "workload", "synth", path, "--requests", "30", "--images", "2", "--image-tokens", "64", "--isl", "50"
@@ -165,6 +166,11 @@ def test_images_from_the_synthesizer_to_the_report(tmp_path):
     page = (out / "report.html").read_text()
     assert "What did the encoders do?" in page
     assert "items of up to 64 tokens; 1,000 tokens take 9 ms" in page
+    said = "images and other media are left out, because results do not hold them"
+    idle = no_effect("virtual", formats.read(out), [deployed(engine=VISION)])["No effect"]
+    assert f"max_tokens_per_mm_item, because of the workload, {said}" in idle
+    convert((out, tmp_path / "again.jsonl"))
+    assert said in capsys.readouterr().out
 
 
 def test_a_run_that_locks_up_as_the_engine_would_ends_with_a_line():
