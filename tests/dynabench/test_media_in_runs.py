@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dynabench.arm import ClientConfig, Run, Settings
+from dynabench.cli.serve import refuse_encoders
 from dynabench.cli.workload import convert
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import refuse_idle_settings
@@ -107,8 +108,18 @@ def test_encoders_are_refused_with_stages():
 
 def test_live_runs_refuse_media():
     settings = Settings(deployed(engine=VISION), load=LoadConfig(), client=ClientConfig())
-    with pytest.raises(WorkloadError, match="media, which are not sent over HTTP: only dynabench simulate takes them"):
+    with pytest.raises(
+        WorkloadError, match="media, which are not sent over HTTP: only dynabench simulate, sweep and plan"
+    ):
         measure(Run.alone(settings), workload("cat"))
+
+
+def test_served_engines_take_no_settings_of_encoders():
+    with pytest.raises(
+        ValueError, match="max_tokens_per_mm_item is 100, but images are not sent to workers that are served"
+    ):
+        refuse_encoders(deployed(engine=VISION))
+    refuse_encoders(deployed())
 
 
 def test_settings_of_encoders_without_one_are_refused():
@@ -131,6 +142,10 @@ def test_a_report_says_what_of_the_encoder_is_not_modelled():
         EngineConfig(max_tokens_per_mm_item=100)
     )
     assert said(EngineConfig()) is None
+    assert (
+        "max_tokens_per_mm_item, because media are not sent over HTTP"
+        in no_effect("wall", workload(""), [deployed(engine=VISION)])["No effect"]
+    )
     assert (
         "max_tokens_per_mm_item, because" in no_effect("virtual", workload(""), [deployed(engine=VISION)])["No effect"]
     )
