@@ -29,6 +29,11 @@ class Description:
     """The number of answers by how they end."""
     priorities: dict[str, int]
     """The number of requests by priority; none if no request goes before others."""
+    adapters: dict[str, int]
+    """How many requests ask for a LoRA adapter, and how many of these there are; nothing if none does."""
+    media: dict[str, int]
+    """How many requests have images or other media, their items, how many of these differ, and their tokens; nothing if
+    none has any."""
     extra_body: dict[str, int]
     """The number of requests by further field of their bodies, such as tools."""
     total_input_tokens: int
@@ -59,6 +64,8 @@ def describe_workload(workload: Workload) -> Description:
         osl=_spread(osl),
         ends=ends(workload),
         priorities=priorities(workload),
+        adapters=adapters(workload),
+        media=media(workload),
         extra_body=extra_fields(workload.requests),
         total_input_tokens=int(isl.sum()),
         total_output_tokens=int(osl.sum()),
@@ -93,6 +100,26 @@ def priorities(workload: Workload) -> dict[str, int]:
     """Count requests by priority, the first to go first; nothing if no request goes before others."""
     counts = Counter(workload.columns.values("priority"))
     return {str(level): counts[level] for level in sorted(counts)} if len(counts) > 1 else {}
+
+
+def adapters(workload: Workload) -> dict[str, int]:
+    """Count the requests that ask for a LoRA adapter, and the adapters."""
+    asked = [name for name in workload.columns.values("adapter") if name] if workload.columns.adapters else []
+    return {"requests": len(asked), "different": len(set(asked))} if asked else {}
+
+
+def media(workload: Workload) -> dict[str, int]:
+    """Count requests with images or other media, and what these are."""
+    if not workload.columns.has_media:
+        return {}
+    prompts = [items for items in workload.columns.values("media") if items]
+    items = [item for prompt in prompts for item in prompt]
+    return {
+        "requests": len(prompts),
+        "items": len(items),
+        "different": len({item.id for item in items}),
+        "tokens": sum(item.tokens for item in items),
+    }
 
 
 def advice(workload: Workload) -> list[str]:

@@ -39,6 +39,8 @@ LABELS = {
     "osl": "osl (tokens)",
     "ends": "answers end by",
     "priorities": "requests by priority",
+    "adapters": "LoRA adapters",
+    "media": "images and other media",
     "extra_body": "requests by body field",
     "endless_cache_hit_share": "unlimited cache hit share",
     "endless_cache_mean_share": "unlimited cache mean share",
