@@ -25,6 +25,8 @@ DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 1.5), (1.2, 1.2), (5.0, 1.5, 
 MARKERS = "osD^vPX"
 WIDEST = 22
 """The most character cells of a short name."""
+TURNING = re.compile(r"(?:[a-z_.]*\.)?(?:disable|enable|no)_")
+"""Beginnings of settings that say which way round a value is; they always stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,19 +140,26 @@ def _with_ends_of_settings(names: list[str], widest: int) -> list[str]:
 
 
 def _end_of_setting(part: str, count: int) -> str:
-    """Leave out so many words, but never the last two: one would say too little."""
+    """Leave out so many words, but never one that turns the value around, nor the last two: one would say too little."""
     setting, space, value = part.partition(" ")
+    if " " in value or not space:
+        return part
     words = setting.split("_")
-    return part if " " in value or not space else "_".join(words[min(count, max(len(words) - 2, 0)) :]) + space + value
+    turning = words.pop(0).rpartition(".")[2] + "_" if TURNING.match(setting) else ""
+    dropped = min(count, max(len(words) - (1 if turning else 2), 0))
+    return turning + ("…" if turning and dropped else "") + "_".join(words[dropped:]) + space + value
 
 
 def _without_settings(names: list[str]) -> list[str]:
-    """Leave out the names of settings: only the number of `chunk_tokens 512` stays."""
-    return [", ".join(re.sub(r"^[a-z_.]{6,} (?=\S+$)", "", part) for part in name.split(", ")) for name in names]
+    """Leave out the names of settings: only the number of `chunk_tokens 512` stays; not those that turn a value around."""
+    setting = re.compile(rf"^(?!{TURNING.pattern})[a-z_.]{{6,}} (?=\S+$)")
+    return [", ".join(setting.sub("", part) for part in name.split(", ")) for name in names]
 
 
 def _without_beginning(names: list[str], widest: int) -> list[str]:
-    """Leave out the words with which all names start, as many as needed."""
+    """Leave out the words with which all names start, as many as needed; not of settings that turn a value around."""
+    if any(map(TURNING.match, names)):
+        return names
     words = [re.findall(r"[^\s,/_:+-]+[\s,/_:+-]*|[\s,/_:+-]+", name) for name in names]
     count = 0
     while (

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from workloads.columns import RequestColumns
 
 Lengths = Literal["constant", "uniform", "lognormal"]
+NEEDED = {"images": ("image_tokens", "image_pool"), "adapters": ("adapter_skew",)}
+"""Settings that have no effect without another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,10 @@ class SynthConfig:
             raise ValueError(
                 f"a prefix of {self.prefix_blocks} blocks of {self.block_size} tokens leaves no room below max_isl {self.max_isl}"
             )
+        for off, names in NEEDED.items():
+            for name in names:
+                if not getattr(self, off) and getattr(self, name) != SynthConfig.__dataclass_fields__[name].default:
+                    raise ValueError(f"{name} is {getattr(self, name):g}, but {off} is 0; expected both or neither")
 
 
 def synthesize(config: SynthConfig) -> "RequestColumns":

@@ -78,4 +78,20 @@ def serve(
     with plain_errors():
         os.environ |= variable_of(verbose)
         described = flags.deployment(deployment)
+        refuse_encoders(described)
     serve_deployment(described)
+
+
+def refuse_encoders(deployment: Deployment) -> None:
+    """Refuse what would have no effect.
+
+    Raises:
+        ValueError: a simulated engine has an encoder, and the frontend takes text only.
+    """
+    for pool in deployment.pools:
+        most = pool.mocker.max_tokens_per_mm_item
+        if pool.engine == "mocker" and most is not None:
+            raise ValueError(
+                f"max_tokens_per_mm_item is {most}, but images are not sent to workers that are served; expected none (dynabench "
+                "simulate, sweep and plan use it)"
+            )

@@ -175,6 +175,8 @@ def convert(
     write_workload(after, out, to)
     if lost:
         after = read_workload([out], format=to, block_size=trace_block_size, tokenizer=tokenizer)
+    if before.notes:
+        print(f"{'notes':26} {'; '.join(before.notes)}")
     _print_sharing(describe_workload(before), describe_workload(after), out, lost)
 
 

@@ -343,10 +343,20 @@ def _check_room(workload: Workload, engine: SimulatedEngine) -> None:
     if is_beyond[number]:
         raise WorkloadError(
             f"{name} has {columns.input_length[number]} prompt and {outputs[number]} output tokens, more than the {capacity} "
-            f"that {part} engine can hold ({engine.num_usable_blocks} blocks of {config.block_size} tokens); raise "
+            f"that {part} engine can hold ({_blocks(engine)}); raise "
             f"{flag_of(engine.settings, 'num_gpu_blocks')} or cut prompts with --cap-isl"
         )
     raise WorkloadError(_uncut(workload, number, engine))
+
+
+def _blocks(engine: SimulatedEngine) -> str:
+    """Say how many blocks the KV cache has, and how large they are in each group of layers."""
+    if engine.layout is None:
+        return f"{engine.num_usable_blocks} blocks of {engine.config.block_size} tokens"
+    groups = engine.layout.groups
+    sizes = " or ".join(f"{size:,}" for size in sorted({group.block_size for group in groups}))
+    shared = f", of which each of {len(groups)} groups of layers takes its own" if len(groups) > 1 else ""
+    return f"{engine.num_usable_blocks} blocks of {sizes} tokens{shared}"
 
 
 def _uncut(workload: Workload, number: int, engine: SimulatedEngine) -> str:

@@ -15,6 +15,7 @@ from mocker.config import SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.choose import version_in
 from mocker.timing.config import TimingConfig
+from mocker.timing.encoder import needs_whole_items
 from mocker.timing.groups import is_one_table
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
@@ -133,6 +134,8 @@ def _encoder(pool: Pool) -> str | None:
         said += f"1,000 tokens take {engine.encoding_ms_per_1000_tokens:g} ms, as set"
     else:
         said += "its time is not modelled (encoding_ms_per_1000_tokens is 0), so times to first tokens are too short"
+    if needs_whole_items(engine, pool.timing):
+        said += "; each is computed in one step, as vLLM sets it for this model (disable_chunked_mm_input)"
     return f"{said}; its weights and its cache take no memory here"
 
 

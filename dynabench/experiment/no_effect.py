@@ -7,6 +7,7 @@ from foundation.settings import changed
 from mocker.config import EngineType
 from serving.router.policies.modes import Mode
 from workloads import Workload
+from workloads.formats.results import MEDIA_LEFT_OUT
 
 BY_PRIORITY: dict[EngineType, str] = {
     "vllm": "scheduling_policy priority",
@@ -44,10 +45,12 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
             "enable_lora, because no request asks for an adapter (`dynabench workload synth --adapters 8` makes such requests)"
         )
     if not workload.columns.has_media and any(pool.mocker.has_encoder for pool in simulated):
-        yield (
-            "max_tokens_per_mm_item, because no request has images or other media (`dynabench workload synth --images 2` makes "
-            "some)"
-        )
+        because = "no request has images or other media (`dynabench workload synth --images 2` makes some)"
+        if clock != "virtual":
+            because = "media are not sent over HTTP; dynabench simulate, sweep and plan use it"
+        elif MEDIA_LEFT_OUT in workload.notes:
+            because = f"of the workload, {MEDIA_LEFT_OUT}"
+        yield f"max_tokens_per_mm_item, because {because}"
     affine = [mode for deployment in deployments for mode in _modes(deployment) if Mode.parse(mode).adapter]
     if affine and not workload.columns.adapters:
         yield f"adapter({Mode.parse(affine[0]).adapter:g}) of router mode {affine[0]}, because no request asks for an adapter"

@@ -33,10 +33,11 @@ def groups(pool: Pool) -> str | None:
     engine = _resolved(pool)
     if engine is None:
         return f"{said}; blocks of {sizes} tokens"
-    return (
-        f"{said}; {engine.num_usable_blocks:,} blocks of {sizes} tokens: room for {engine.num_usable_tokens:,} tokens in "
-        f"sequences of {engine.config.max_model_len:,}"
-    )
+    context, longest = engine.config.max_model_len, engine.longest_sequence
+    room = f"{engine.num_usable_tokens:,} tokens in sequences of {context:,}"
+    if context is not None and longest < context:
+        room = f"one sequence of up to {longest:,} tokens, fewer than the context of {context:,}"
+    return f"{said}; {engine.num_usable_blocks:,} blocks of {sizes} tokens: room for {room}"
 
 
 def adapters(pools: Iterable[Pool]) -> str:

@@ -67,7 +67,9 @@ def measure(
     """
     client = run.settings.client
     assert client is not None
-    refuse_media(workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate takes them")
+    refuse_media(
+        workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate, sweep and plan take them"
+    )
     if client.url is None:
         run = _serving_adapters(_on_this_host(run), workload)
         if not _runs_model(run.deployment):

@@ -18,6 +18,9 @@ from mocker.models.layers import BFLOAT16, FeedForward, Layer, Matrix, Mixer, We
 from mocker.models.quantisation import Quantisation, quantisation_of
 from mocker.models.weight_types import PLAIN
 
+WHOLE_ITEMS = frozenset(["bagel", "gemma3", "molmo2", "moondream3", "paligemma"])
+"""Models in which all tokens of an image attend to each other."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -40,6 +43,10 @@ class ModelShape:
     weight_block: int
     """Side of the blocks of weights that share a scale; 0: none."""
     architecture: str
+    num_nextn_layers: int = 0
+    """Layers that predict further tokens, as far as the file says."""
+    sees_whole_items: bool = False
+    """Whether all tokens of an image attend to each other, so that they are computed at once."""
 
     @property
     def num_layers(self) -> int:
@@ -180,6 +187,8 @@ def shape_of(
         kv_dtype=quantisation.kv_dtype,
         weight_block=quantisation.block,
         architecture=name,
+        num_nextn_layers=keys.number("num_nextn_predict_layers", 0),
+        sees_whole_items=_sees_whole_items(config, text, name),
     )
     if quantisation.rules and all(matrix.weight == BFLOAT16 for matrix, _ in found.matrices):
         raise ValueError("its quantization_config names no module of the model; remove it, and set --quantization")
@@ -207,6 +216,17 @@ def _refuse_unread(keys: Keys, name: str) -> None:
             f"{key} is {keys.shown(key)}, which models of the architecture {name} are not known to have, and it "
             f"may change sizes; --read-model-as {name} ignores it"
         )
+
+
+def _sees_whole_items(config: Mapping[str, Any], text: Mapping[str, Any], name: str) -> bool:
+    """Return whether vLLM lets the tokens of an item attend to each other (`is_mm_prefix_lm`, 0.33)."""
+    given = config.get("is_mm_prefix_lm")
+    if given is not None:
+        return bool(given)
+    return (
+        not WHOLE_ITEMS.isdisjoint((str(config.get("model_type")), name))
+        or text.get("use_bidirectional_attention") == "vision"
+    )
 
 
 def _is_tied(config: Mapping[str, Any], text: Mapping[str, Any], architecture: Architecture) -> bool:

@@ -15,9 +15,10 @@ from mocker.timing.blocks import DEFAULT_NUM_TOKENS, blocks_for, blocks_of_free_
 from mocker.timing.config import TimingConfig
 from mocker.timing.drafter import drafting_of
 from mocker.timing.drafting import Speculating
+from mocker.timing.encoder import with_whole_items
 from mocker.timing.engine_times import measured_engine, timing_model
 from mocker.timing.files import read_calibration
-from mocker.timing.groups import check_layers, context_length, groups_of
+from mocker.timing.groups import check_layers, check_retention, context_length, groups_of
 from mocker.timing.host_memory import hicache_memory, host_memory
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.sglang_defaults import with_sglang_defaults
@@ -141,17 +142,19 @@ def resolve(
     if isinstance(engine, TrtllmConfig):
         return _resolve_trtllm(engine, timing)
     _check_layout(timing)
+    asked = engine.max_model_len
     engine = replace(
-        engine,
+        with_whole_items(engine, timing),
         engine_version=version_in(engine, timing),
         async_scheduling=_is_async(engine, timing),
         max_model_len=engine.max_model_len or context_length(timing),
     )
+    check_retention(engine, timing)
     stages = stages_of(engine, timing)
     num_blocks = engine.num_gpu_blocks or blocks_that_fit(engine, timing)
     acceptance = rates_of(engine)
     step_times = timing_model(engine, timing, num_blocks)
-    return SimulatedEngine(
+    found = SimulatedEngine(
         engine,
         Speculating(step_times, drafting_of(engine, timing)) if acceptance else step_times,
         num_blocks,
@@ -165,6 +168,24 @@ def resolve(
         encoding_s=engine.encoding_ms_per_1000_tokens / 1e6 / timing.speedup,
         stage_shares=stages,
     )
+    if asked and not engine.num_gpu_blocks and timing.timing_name == "roofline" and timing.host_times == "vllm":
+        _check_room(found, asked, timing)
+    return found
+
+
+def _check_room(found: SimulatedEngine, max_model_len: int, timing: TimingConfig) -> None:
+    """Refuse a context that is longer than the KV cache, with which vLLM does not start.
+
+    Raises:
+        ValueError: it is.
+    """
+    needed = found.num_blocks_of(max_model_len)
+    if needed > found.num_blocks:
+        raise ValueError(
+            f"max_model_len is {max_model_len}, and a sequence of so many tokens takes {needed:,} blocks of the KV cache, which "
+            f"has {found.num_blocks:,}: vLLM does not start with it; expected at most {found.longest_sequence}, none, or a larger "
+            f"gpu_memory_utilization than {timing.gpu_memory_utilization:g}"
+        )
 
 
 def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngine:

@@ -22,6 +22,8 @@ WITH_MTP = frozenset(
     ]
 )
 """Architectures whose models have layers that predict further tokens, as vLLM 0.32 drafts with them (`config/speculative.py`)."""
+ONLY_WITH_COUNT = frozenset(["nemotron_h"])
+"""Those of which vLLM takes only models whose config.json has a num_nextn_predict_layers above 0."""
 
 
 def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
@@ -35,11 +37,8 @@ def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
         raise ValueError(
             f"speculative_method is {method}, and draft_model is {engine.draft_model}; expected both to be of a draft model"
         )
-    if method == "mtp" and timing.timing_name == "roofline" and timing.shape.architecture not in WITH_MTP:
-        raise ValueError(
-            f"speculative_method is mtp, and models of the architecture {timing.shape.architecture}, as {timing.model}, have no "
-            "layers that predict further tokens (MTP); expected another method, such as eagle3"
-        )
+    if method == "mtp" and timing.timing_name == "roofline":
+        _check_mtp(timing)
     speedup = timing.decode_speedup
     if engine.drafting_ms is not None:
         return FixedDrafting(engine.drafting_ms / 1000 / speedup)
@@ -54,6 +53,21 @@ def drafting_of(engine: EngineConfig, timing: TimingConfig) -> Drafting:
     if speedup != 1:
         model = Faster(model, timing.speedup, speedup)
     return ModelDrafting(model, engine.num_speculative_tokens)
+
+
+def _check_mtp(timing: TimingConfig) -> None:
+    """Refuse a model without layers that predict further tokens."""
+    shape = timing.shape
+    if shape.architecture not in WITH_MTP:
+        lacking = f"models of the architecture {shape.architecture}, as {timing.model}, have"
+    elif shape.architecture in ONLY_WITH_COUNT and not shape.num_nextn_layers:
+        lacking = f"{timing.model}, whose config.json has no num_nextn_predict_layers above 0, has"
+    else:
+        return
+    raise ValueError(
+        f"speculative_method is mtp, and {lacking} no layers that predict further tokens (MTP); expected another method, "
+        "such as eagle3"
+    )
 
 
 def drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | None:

@@ -1,6 +1,7 @@
 """How the layers of an engine's model keep KV: in one table, or in groups, each with its own."""
 
 from collections.abc import Collection
+from math import lcm
 
 from mocker.contract import EngineSettings
 from mocker.models.kv_cache import kv_cache, layers_of
@@ -60,6 +61,23 @@ def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
     ).layout
 
 
+def check_retention(engine: EngineConfig, timing: TimingConfig) -> None:
+    """Refuse places at which hits may end that are not ends of blocks in every group, as vLLM does when it starts.
+
+    Raises:
+        ValueError: prefix_cache_retention_interval is no multiple of the groups' blocks (`kv_cache_coordinator.py`).
+    """
+    interval, layout = engine.prefix_cache_retention_interval, groups_of(engine, timing)
+    if not interval or layout is None:
+        return
+    sizes = {group.block_size for group in layout.groups}
+    if interval % lcm(*sizes):
+        raise ValueError(
+            f"prefix_cache_retention_interval is {interval}; expected 0, none or a multiple of {lcm(*sizes)}, because the "
+            f"groups of {timing.model}'s layers have blocks of {' and '.join(map(str, sorted(sizes)))} tokens"
+        )
+
+
 def refuse_idle_retention(engines: Collection[tuple[EngineConfig, TimingConfig]]) -> None:
     """Refuse to set which prefixes windows and states keep if no engine of an experiment has either.
 
@@ -67,7 +85,7 @@ def refuse_idle_retention(engines: Collection[tuple[EngineConfig, TimingConfig]]
         ValueError: it is set.
     """
     given = [engine for engine, _ in engines if engine.prefix_cache_retention_interval != 0]
-    if given and not any(groups_of(engine, timing) for engine, timing in engines):
+    if given and not any(_keeps_windows_or_states(groups_of(engine, timing)) for engine, timing in engines):
         interval = given[0].prefix_cache_retention_interval
         raise ValueError(
             f"prefix_cache_retention_interval is {'none' if interval is None else interval}, but no engine has layers that "
@@ -85,6 +103,11 @@ def context_length(timing: TimingConfig) -> int | None:
         if timing.timing_name == "roofline":
             raise
         return None
+
+
+def _keeps_windows_or_states(layout: KvLayout | None) -> bool:
+    """Return whether any layers do; vLLM keeps all blocks of chunks."""
+    return layout is not None and any(not (g.layer.is_full or g.layer.is_chunked) for g in layout.groups)
 
 
 def _transfers(engine: EngineConfig) -> bool:

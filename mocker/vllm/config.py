@@ -156,7 +156,7 @@ class EngineConfig(OffloadConfig):
     a model of text; requests with media are refused)."""
 
     disable_chunked_mm_input: bool = False
-    """Compute the tokens of an item in one step."""
+    """Compute the tokens of an item in one step; with models such as Gemma 3, vLLM always does."""
 
     encoding_ms_per_1000_tokens: Milliseconds = 0.0
     """Time that the encoder adds to a step for each 1,000 tokens that it makes (ms; 0: it takes no time)."""

@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 from dynabench.arm import ClientConfig, Run, Settings
+from dynabench.cli.serve import refuse_encoders
+from dynabench.cli.workload import convert
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.experiment.head import head_of
@@ -13,12 +15,13 @@ from dynabench.live.run import measure
 from dynabench.virtual.cluster import StalledError
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
+from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports.summarize import summarize
 from reports.tables.media import media_grid
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate_pool
-from workloads import Request, Workload, WorkloadError
+from workloads import Request, Workload, WorkloadError, formats
 from workloads.pacing import LoadConfig
 from workloads.request import Media
 
@@ -106,8 +109,18 @@ def test_encoders_are_refused_with_stages():
 
 def test_live_runs_refuse_media():
     settings = Settings(deployed(engine=VISION), load=LoadConfig(), client=ClientConfig())
-    with pytest.raises(WorkloadError, match="media, which are not sent over HTTP: only dynabench simulate takes them"):
+    with pytest.raises(
+        WorkloadError, match="media, which are not sent over HTTP: only dynabench simulate, sweep and plan"
+    ):
         measure(Run.alone(settings), workload("cat"))
+
+
+def test_served_engines_take_no_settings_of_encoders():
+    with pytest.raises(
+        ValueError, match="max_tokens_per_mm_item is 100, but images are not sent to workers that are served"
+    ):
+        refuse_encoders(deployed(engine=VISION))
+    refuse_encoders(deployed())
 
 
 def test_settings_of_encoders_without_one_are_refused():
@@ -131,11 +144,31 @@ def test_a_report_says_what_of_the_encoder_is_not_modelled():
     )
     assert said(EngineConfig()) is None
     assert (
+        "max_tokens_per_mm_item, because media are not sent over HTTP"
+        in no_effect("wall", workload(""), [deployed(engine=VISION)])["No effect"]
+    )
+    assert (
         "max_tokens_per_mm_item, because" in no_effect("virtual", workload(""), [deployed(engine=VISION)])["No effect"]
     )
 
 
-def test_images_from_the_synthesizer_to_the_report(tmp_path):
+@pytest.mark.parametrize("model", ["google/gemma-3-27b-it", "google/gemma-4-26B-A4B"])
+def test_models_whose_images_are_seen_whole_compute_them_in_one_step(model):
+    timing = TimingConfig(model=model, gpu="h200")
+    assert resolve(VISION, timing).config.disable_chunked_mm_input
+    assert not resolve(EngineConfig(), timing).config.disable_chunked_mm_input
+    assert not resolve(
+        VISION, TimingConfig(model="meta-llama/Llama-3.1-8B", gpu="h100")
+    ).config.disable_chunked_mm_input
+    said = head_of(workload("cat"), [Deployment(pools=(Pool(mocker=VISION, timing=timing),))], [LoadConfig()])
+    assert "each is computed in one step, as vLLM sets it for this model" in said["Encoder"]
+    with pytest.raises(
+        ValueError, match=r"an item .* never be computed; vLLM sets disable_chunked_mm_input for google/"
+    ):
+        resolve(replace(VISION, max_num_batched_tokens=64, max_num_seqs=64), timing)
+
+
+def test_images_from_the_synthesizer_to_the_report_and_back(tmp_path, capsys):
     path, out = tmp_path / "w.jsonl", tmp_path / "out"
     made = dynabench(
         "workload", "synth", path, "--requests", "30", "--images", "2", "--image-tokens", "64", "--isl", "50"
@@ -149,6 +182,11 @@ def test_images_from_the_synthesizer_to_the_report(tmp_path):
     page = (out / "report.html").read_text()
     assert "What did the encoders do?" in page
     assert "items of up to 64 tokens; 1,000 tokens take 9 ms" in page
+    said = "images and other media are left out, because results do not hold them"
+    idle = no_effect("virtual", formats.read(out), [deployed(engine=VISION)])["No effect"]
+    assert f"max_tokens_per_mm_item, because of the workload, {said}" in idle
+    convert((out, tmp_path / "again.jsonl"))
+    assert said in capsys.readouterr().out
 
 
 def test_a_run_that_locks_up_as_the_engine_would_ends_with_a_line():

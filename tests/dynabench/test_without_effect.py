@@ -35,8 +35,27 @@ def test_what_windows_keep_is_refused_if_no_model_has_windows():
         refuse_idle_settings([deployment(mocker=engine, timing=LLAMA)])
     with pytest.raises(ValueError, match="prefix_cache_retention_interval is none, but"):
         refuse_idle_settings([deployment(mocker=EngineConfig(prefix_cache_retention_interval=None))])
+    with refused:
+        refuse_idle_settings(
+            [
+                deployment(
+                    mocker=engine,
+                    timing=TimingConfig(model="meta-llama/Llama-4-Maverick-17B-128E-Instruct", gpu="b200"),
+                )
+            ]
+        )  # chunks
     refuse_idle_settings([deployment(mocker=engine, timing=GEMMA)])
     refuse_idle_settings([deployment(mocker=engine, timing=timing) for timing in (LLAMA, GEMMA)])
+
+
+def test_what_windows_and_states_keep_ends_where_blocks_of_all_groups_do():
+    qwen = TimingConfig(model="Qwen/Qwen3.5-35B-A3B", gpu="h100")
+    for timing, wrong, block, sizes in ((qwen, 512, 1056, "1056"), (GEMMA, 500, 64, "64")):
+        refused = f"prefix_cache_retention_interval is {wrong}; expected 0, none or a multiple of {block}, .* of {sizes} tokens"
+        with pytest.raises(ValueError, match=refused):
+            resolve(EngineConfig(prefix_cache_retention_interval=wrong), timing)
+        for right in (0, None, 2 * block):
+            resolve(EngineConfig(prefix_cache_retention_interval=right), timing)
 
 
 def test_settings_of_decode_workers_are_refused_where_there_are_none():
@@ -79,6 +98,13 @@ def test_mtp_needs_a_model_with_such_layers():
     ):
         resolve(engine, LLAMA)
     assert resolve(engine, TimingConfig(model="Qwen/Qwen3.5-27B", gpu="h100")).acceptance == (0.5, 0.5)
+    nano = TimingConfig(model="nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", gpu="h100")
+    with pytest.raises(
+        ValueError, match=r"Nano-30B-A3B-BF16, whose config.json has no num_nextn_predict_layers above 0, has no"
+    ):
+        resolve(engine, nano)
+    super_ = TimingConfig(model="nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-FP8", gpu="h200", tensor_parallel_size=2)
+    assert resolve(engine, super_).acceptance == (0.5, 0.5)
 
 
 def test_lists_are_varied_in_brackets():

@@ -146,3 +146,18 @@ def test_a_short_name_in_a_longer_one_is_left_alone():
 def test_a_setting_with_a_long_name_keeps_the_end_of_it():
     names = [f"num_speculative_tokens {count}" for count in (0, 3)]
     assert [entry.name for entry in key_of(names).values()] == ["speculative_tokens 0", "speculative_tokens 3"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "wanted"),
+    [
+        ("disable_chunked_mm_input", "disable_…input"),
+        ("enable_prefix_caching", "enable_…caching"),
+        ("pools.decode.enable_prefix_caching", "enable_…caching"),
+        ("no_async_scheduling_at_all", "no_…at_all"),
+        ("disable_hybrid_kv_cache_manager", "disable_…manager"),
+    ],
+)
+def test_a_word_that_turns_a_setting_around_stays(setting, wanted):
+    short = names(*(f"{setting} {value}" for value in ("True", "False")))
+    assert [name.rpartition(" ")[0] for name in short] == [wanted] * 2

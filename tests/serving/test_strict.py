@@ -6,6 +6,7 @@ import pytest
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.fields import strictly
 from serving.frontend.api.kinds import KINDS, LikeChat, parse_request
+from serving.frontend.api.openai import ChatRequest
 from serving.frontend.api.unsupported import check_fields
 
 FUNCTION = {"name": "f", "parameters": {"type": "object"}}
@@ -61,3 +62,11 @@ def test_null_in_place_of_objects_is_absent_if_strict():
 def test_what_goes_to_the_template_as_it_is_may_have_any_field_if_strict():
     tool = {"type": "function", "function": FUNCTION | {"foo": None}, "foo": None}
     _read("chat", True, {"model": "m", "messages": [SAID], "tools": [tool]})
+
+
+def test_parts_of_messages_that_are_not_text_are_named():
+    parts = [TEXT, {"type": "image_url", "image_url": {"url": "http://127.0.0.1"}}]
+    body = msgspec.json.encode({"model": "m", "messages": [{"role": "user", "content": parts}]})
+    said = r"messages\[0\].content\[1\] has type 'image_url', which is not supported; expected 'text'"
+    with pytest.raises(ApiError, match=said):
+        parse_request(body, ChatRequest)

@@ -7,6 +7,7 @@ import pytest
 
 from workloads import Request, Workload, WorkloadError, formats
 from workloads.anonymise import anonymise
+from workloads.describe import describe_workload
 from workloads.fit import fit_workload
 from workloads.merge import merge_workloads
 from workloads.request import Media
@@ -133,5 +134,21 @@ def test_synthetic_turns_begin_with_images_out_of_a_pool(tmp_path):
     assert formats.read(path).columns == requests
 
 
-def test_without_images_a_synthetic_workload_is_what_it_was():
-    assert synthesize(SynthConfig(requests=50)) == synthesize(SynthConfig(requests=50, image_pool=3, image_tokens=7))
+def test_a_description_counts_media_and_adapters():
+    config = SynthConfig(requests=50, images=2, image_tokens=64, image_pool=5, adapters=3, isl=100, block_size=16)
+    facts = describe_workload(Workload("w", 16, synthesize(config)))
+    assert facts.media == {"requests": 50, "items": 100, "distinct": 5, "tokens": 6400}
+    assert sum(facts.adapters.values()) == 50
+    assert len(facts.adapters) == 3
+    plain = describe_workload(Workload("w", 512, synthesize(SynthConfig(requests=3))))
+    assert (plain.media, plain.adapters) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [("image_pool", 5, "images"), ("image_tokens", 999, "images"), ("adapter_skew", 2.0, "adapters")],
+)
+def test_settings_of_what_is_not_made_are_refused(name, value, needed):
+    with pytest.raises(ValueError, match=f"{name} is {value:g}, but {needed} is 0; expected both or neither"):
+        SynthConfig(**{name: value})
+    SynthConfig(**{name: value, needed: 2})

@@ -111,6 +111,9 @@ WITHOUT_EFFECT: dict[KindName, frozenset[str]] = {
 }
 """Fields that are accepted, checked, and change nothing; a response repeats some of them."""
 
+OTHER_PART = re.compile(r"^Invalid value ('\w+') - at `\$\.(messages\[\d+\]\.content\[\d+\])\.type`$")
+"""What msgspec says of parts of a message that are not text."""
+
 
 def parse_request(body: bytes | bytearray, type: Any) -> Any:
     """Read a request.
@@ -121,7 +124,8 @@ def parse_request(body: bytes | bytearray, type: Any) -> Any:
     try:
         request = msgspec.json.decode(body, type=type)
     except msgspec.ValidationError as error:
-        raise ApiError(400, f"the request is not valid: {error}", param=_field_at_fault(str(error))) from error
+        said = OTHER_PART.sub(r"\2 has type \1, which is not supported; expected 'text'", str(error))
+        raise ApiError(400, f"the request is not valid: {said}", param=_field_at_fault(str(error))) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ApiError(400, f"the body is not JSON: {error or 'nested too deeply'}") from error
     if isinstance(request, OpenAiRequest):

@@ -1,6 +1,7 @@
 """Files that are not understood: one line, with the way out, whatever they hold."""
 
 import copy
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -106,7 +107,8 @@ def test_every_size_of_the_table_that_a_llama_has_is_read_by_all_its_names(name)
 
 @pytest.mark.parametrize("name", HARMLESS)
 def test_a_key_that_changes_nothing_is_not_refused(name):
-    assert shape_of(LLAMA | {name: HARMLESS[name]}) == shape_of(LLAMA)
+    shape = shape_of(LLAMA | {name: HARMLESS[name]})
+    assert dataclasses.replace(shape, num_nextn_layers=0) == shape_of(LLAMA)
 
 
 @pytest.mark.parametrize(
