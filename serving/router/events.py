@@ -1,9 +1,6 @@
 """The KV events by which ranks report the contents of their caches; `serving/worker/kv_events.py` puts them on the wire."""
 
-from typing import Annotated, Any, Literal, NamedTuple
-
-import msgspec
-from msgspec import Meta
+from typing import Any, Literal, NamedTuple
 
 Medium = Literal["GPU", "CPU", "STORAGE", "SHARED"]
 """Where blocks are: on the GPU, in host memory, on a rank's own disks, or in a store that all ranks share.
@@ -16,23 +13,22 @@ to it reports stored and removed blocks for all ranks.
 MAX_GROUP = 255
 """Largest number of a group of a model's layers."""
 
-GroupNumber = Annotated[int, Meta(ge=0, le=MAX_GROUP)]
-BlockTokens = Annotated[int, Meta(ge=1, le=1 << 30)]
-SeenTokens = Annotated[int, Meta(ge=0, le=1 << 50)]
+MOST_TOKENS = 1 << 40
+"""More than a sequence has."""
 
 
 class LayerGroup(NamedTuple):
     """Layers of a model that keep only a part of a prompt's KV, in blocks of their own on the GPU."""
 
-    number: GroupNumber
+    number: int
     """Of the group among those of the model."""
-    unit: BlockTokens
+    unit: int
     """Tokens in a block as routers know it."""
-    block_size: BlockTokens
+    block_size: int
     """Tokens in a block of the group: at least as many, and not always a multiple."""
-    window: SeenTokens
+    window: int
     """Tokens that a token sees, itself included; 0: it sees no window."""
-    chunk: SeenTokens
+    chunk: int
     """Tokens of the chunks inside which tokens see each other; 0: there are none. Without either, a block is a state."""
 
     def first_needed(self, num_tokens: int) -> int:
@@ -50,12 +46,11 @@ def layer_group(numbers: list[Any]) -> LayerGroup:
     Raises:
         ValueError: no group can be like that.
     """
-    group = msgspec.convert(numbers, LayerGroup)
-    if group.unit > group.block_size:
-        raise ValueError(
-            f"a group's block of {group.block_size} tokens; expected at least {group.unit}, those of others"
-        )
-    return group
+    if len(numbers) == len(LayerGroup._fields) and all(type(each) is int and each >= 0 for each in numbers):
+        group = LayerGroup(*numbers)
+        if group.number <= MAX_GROUP and 1 <= group.unit <= group.block_size and max(numbers) <= MOST_TOKENS:
+            return group
+    raise ValueError(f"not a group of layers: {str(numbers)[:100]}")
 
 
 class BlocksStored(NamedTuple):

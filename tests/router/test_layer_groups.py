@@ -55,7 +55,9 @@ def prompts(rng):
 
 def sequence(names, output):
     answer = [hash((names, place)) for place in range(output // SIZE + 2)]
-    return Sequence(names, num_prompt=len(names) * SIZE + 1, max_tokens=output, chain=BlockChain([*names, *answer]))
+    return Sequence(
+        str(names), num_prompt=len(names) * SIZE + 1, max_tokens=output, chain=BlockChain([*names, *answer])
+    )
 
 
 def run(core, each):
@@ -119,7 +121,7 @@ def test_a_router_knows_the_same_by_the_messages_of_vllm(layers, seed):
     for number, names in zip(range(150), prompts(rng), strict=False):
         tokens = tokens_of(names) + [random.Random(hash(names)).randrange(1000) for _ in range(40)]
         chain = BlockChain([tuple(tokens[:end]) for end in range(SIZE, len(tokens) + 1, SIZE)])
-        one = Sequence(names, num_prompt=len(names) * SIZE + 1, max_tokens=rng.choice([1, 30]), chain=chain)
+        one = Sequence(str(names), num_prompt=len(names) * SIZE + 1, max_tokens=rng.choice([1, 30]), chain=chain)
         hit, ours = (
             core.blocks.cache.find(one).length,
             sequence_hashes(block_hashes(np.array(tokens[: len(names) * SIZE], np.uint32), SIZE)),
@@ -171,7 +173,7 @@ def test_a_rank_without_such_layers_has_all_that_is_cached():
 
 @pytest.mark.parametrize("group", [[1, 4, 4, 0], [1, 0, 4, 0, 0], [1, 8, 4, 0, 0], [999, 4, 4, 0, 0], [-1, 4, 4, 0, 0]])
 def test_a_group_that_cannot_be_is_refused(group):
-    with pytest.raises(ValueError, match=r"length|>= |<= |expected at least 8"):
+    with pytest.raises(ValueError, match="not a group of layers"):
         decode_kv_event([None, [1], group])
 
 
