@@ -42,6 +42,8 @@ class Admission:
         self._max_running = config.max_running
         self._config = config
         self._blocks = memory.blocks
+        self._has_groups = memory.has_groups
+        self._has_threshold = config.long_prefill_token_threshold > 0
         self._running = running
         self._interval = running.interval
         self._speculation = speculation = Speculation(config)
@@ -119,7 +121,9 @@ class Admission:
             computed += loaded
         if self._interval.is_holding and computed < known - 1:
             return "stop", 0
-        count = self._running.cut_to_threshold(known - computed)
+        count = known - computed
+        if self._has_threshold:
+            count = self._running.cut_to_threshold(count)
         if count > budget:
             if not self._config.enable_chunked_prefill:
                 return "stop", 0
@@ -130,8 +134,7 @@ class Admission:
             if num_padding >= budget:
                 return "stop", 0  # vLLM prefers not to start it
         count += num_padding
-        cut = self._blocks.cut(sequence, computed, count)
-        if cut < count:
+        if self._has_groups and (cut := self._blocks.cut(sequence, computed, count)) < count:
             count, num_padding = cut, 0
         encoder = self._encoder if sequence.media else None
         if encoder is not None and count:
