@@ -9,7 +9,6 @@ from mocker.models.kv_groups import KvLayout
 from mocker.timing.config import TimingConfig
 from mocker.timing.drafter import drafter_shape
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.speculation import Speculation
 
 
 def groups_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout | None:
@@ -49,7 +48,7 @@ def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
     if isinstance(engine, EngineConfig):
         drafter = drafter_shape(engine, timing)
         state_block_size = None if engine.enable_prefix_caching else engine.max_model_len or context_length(timing)
-        has_one_table = _transfers(engine) or (Speculation(engine).drops_last_hit and _has_chunks(timing))
+        has_one_table = _transfers(engine) or (engine.drafts_from_states and _has_chunks(timing))
     return kv_cache(
         timing.shape,
         block_size=engine.block_size,

@@ -202,6 +202,11 @@ class EngineConfig(OffloadConfig):
         return self.num_speculative_tokens > 0 and self.speculative_method not in ("ngram", "ngram_gpu")
 
     @property
+    def drafts_from_states(self) -> bool:
+        """Whether the drafter reads hidden states that the model computes: EAGLE and MTP do."""
+        return self.num_speculative_tokens > 0 and self.speculative_method in ("eagle", "eagle3", "mtp")
+
+    @property
     def has_encoder(self) -> bool:
         """Whether the model takes images or other media."""
         return self.max_tokens_per_mm_item is not None

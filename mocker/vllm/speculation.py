@@ -31,7 +31,7 @@ class Speculation:
         """Tokens of the budget that each sequence in a step costs beside its own, for the drafter."""
         self.num_decode_places = 1 + num_drafts + self.num_lookahead if is_on else 0
         """Places that a sequence needs to decode once its prompt is computed, as far as they are counted in advance."""
-        self.drops_last_hit = is_on and method in ("eagle", "eagle3", "mtp")
+        self.drops_last_hit = config.drafts_from_states
         """Whether the last block of a prefix hit is computed again: the drafter needs what the model computes there."""
         self.num_read_ahead = int(self.drops_last_hit)
         """Known tokens after those of a step that the drafter reads."""
