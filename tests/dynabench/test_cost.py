@@ -36,10 +36,10 @@ def apart(mode):
 
 
 CASES = {
-    "round-robin": (deployment("round-robin"), 10_240),
+    "round-robin": (deployment("round-robin"), 10_290),
     "kv": (deployment("kv"), 13_020),
-    "kv, 64 workers": (deployment("kv", 64), 14_680),
-    "marginal-all, 64 workers": (deployment("marginal-all", 64), 14_260),
+    "kv, 64 workers": (deployment("kv", 64), 14_780),
+    "marginal-all, 64 workers": (deployment("marginal-all", 64), 14_360),
     "kv, synchronous": (deployment("kv", async_scheduling=False), 11_250),
     "kv, host memory": (deployment("kv", kv_offloading_size=64), 22_570),
     "kv, prefill and decode apart": (apart("kv"), 23_090),
