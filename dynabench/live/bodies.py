@@ -24,14 +24,14 @@ class MeasuredServer(NamedTuple):
     prompts: Literal["tokens", "text", "chat"] = "tokens"
     api_key: str = ""
     is_ours: bool = False
-    """Whether events say how many tokens they have, if not one, so that they can be checked against the usage."""
+    """Whether it is our own frontend: answers report their routing, the times of their stages and how many tokens an event
+    has, if not one; and mockers accept the position of their EOS."""
+    sends_text: bool = False
+    """Whether the engine behind our own frontend sends text, whose pieces are not tokens."""
     splits_answers: bool = False
     """Whether parsers split chats' answers into text, reasoning and calls of tools, whose events are not tokens."""
     tokens: range = TOKENS
     """The tokens that prompts are made of."""
-    has_nvext: bool = False
-    """Whether answers report their routing and the times of their stages. If so, the server's mockers also accept the
-    position of their EOS."""
     num_prefill_workers: int = 0
     """The number of workers that only prefill; workers that answer are numbered after them."""
     context: int | None = None
@@ -77,10 +77,15 @@ class Bodies:
         return prompts == "chat" or (prompts == "text" and isinstance(request.content, list))
 
     def has_token_events(self, request: Request) -> bool:
-        """Return whether it is known how many tokens each event of an answer has; a forced call of a tool is split."""
+        """Return whether it is known how many tokens each event of an answer has, so that they can be checked against the usage.
+
+        A forced call of a tool is split.
+        """
         target = self._target
-        if not target.is_ours or not self.is_chat(request):
-            return target.is_ours
+        if not target.is_ours or target.sends_text:
+            return False
+        if not self.is_chat(request):
+            return True
         return not target.splits_answers and self._fields(request).get("tool_choice") in (None, "none", "auto")
 
     def of(self, request: Request) -> bytes:
@@ -100,7 +105,7 @@ class Bodies:
             body["messages"] = self._messages(request)
         else:
             body["prompt"] = self._tokens(request).tolist() if target.prompts == "tokens" else self._text(request)
-        if target.has_nvext:
+        if target.is_ours:
             body["nvext"] = _object(body.get("nvext")) | self._extension(request)
         return msgspec.json.encode(body)
 

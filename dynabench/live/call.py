@@ -68,7 +68,7 @@ class ClientCall:
         self._status = 0
         self._body = b""  # the body of an error
         self._has_token_events = has_token_events
-        self._reader = AnswerReader(num_expected, counts_all=has_token_events, has_nvext=target.has_nvext)
+        self._reader = AnswerReader(num_expected, counts_all=has_token_events, has_nvext=target.is_ours)
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...

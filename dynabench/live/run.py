@@ -252,18 +252,16 @@ async def _target(
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
     async with LocalStack(deployment, seed=seed) as stack:
-        # mistral.rs sends text: bytes of an incomplete character come with the next piece.
-        counts_events = pool.engine != "mistralrs"
         target = MeasuredServer(
             stack.url,
             stack.model,
             client.prompts,
-            is_ours=counts_events,
+            is_ours=True,
+            sends_text=pool.engine == "mistralrs",  # bytes of an incomplete character come with the next piece
             splits_answers=any(
                 pool.worker.tool_call_parser or pool.worker.reasoning_parser for pool in deployment.pools
             ),
             tokens=tokens,
-            has_nvext=True,
             num_prefill_workers=offset_of(deployment),
             extra_body=client.body_fields,
         )

@@ -30,7 +30,7 @@ def url(tmp_path_factory):
 def ask(url, text, model, fields=None, **target):
     content = [{"role": "user", "content": text}]
     request = Request(0.0, 4, len(text), (0,), content=content, ends="stop", extra_body=fields)
-    target = MeasuredServer(url, model, "chat", is_ours=True, has_nvext=True, **target)
+    target = MeasuredServer(url, model, "chat", is_ours=True, **target)
     order = Order(Workload("w", 64, [request]), target, LoadConfig(), "", PATIENCE_S)
 
     async def run():

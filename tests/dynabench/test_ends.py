@@ -37,7 +37,7 @@ def body(ends, **target):
 
 
 def test_an_answer_that_ends_by_length_is_forced_and_one_that_ends_by_eos_is_not():
-    forced, free = body("length", has_nvext=True), body("stop", has_nvext=True)
+    forced, free = body("length", is_ours=True), body("stop", is_ours=True)
     assert (forced["ignore_eos"], forced["max_tokens"]) == (True, 40)
     assert ("ignore_eos" in free, free["max_tokens"]) == (False, 80)
     assert ("stop_after" in forced["nvext"], free["nvext"]["stop_after"]) == (False, 40)
@@ -48,7 +48,7 @@ def test_an_answer_that_ends_by_length_is_forced_and_one_that_ends_by_eos_is_not
 @pytest.mark.parametrize(("ends", "reason"), [("length", "length"), ("stop", "stop")])
 @pytest.mark.parametrize("prompts", ["tokens", "chat"])
 def test_the_mocker_ends_answers_as_planned(stack, ends, reason, prompts):
-    target = MeasuredServer(stack.url, stack.model, prompts, is_ours=True, has_nvext=True)
+    target = MeasuredServer(stack.url, stack.model, prompts, is_ours=True)
     order = Order(workload(ends), target, LoadConfig(), "", PATIENCE_S)
 
     async def send():

@@ -74,7 +74,7 @@ def test_the_user_s_fields_are_in_every_body_and_win_over_those_of_a_file():
 
 
 def test_the_user_s_nvext_does_not_replace_what_our_frontend_must_report():
-    assert body(extra_body={"nvext": {"agent": 1}}, has_nvext=True)["nvext"] == {
+    assert body(extra_body={"nvext": {"agent": 1}}, is_ours=True)["nvext"] == {
         "agent": 1,
         "extra_fields": ["routing", "timing", "num_tokens"],
     }

@@ -93,7 +93,7 @@ def told(timing, routing=None):
     extra = {"timing": timing, "routing": routing}
     last = {"choices": [{"index": 0, "text": "", "finish_reason": "length"}], "nvext": extra}
     with strange_server(says(EVENT, EVENT, f"data: {json.dumps(last)}\n\n", usage(16, 2) + DONE)) as url:
-        columns = send(url, workload(1), has_nvext=True, is_ours=True).requests
+        columns = send(url, workload(1), is_ours=True).requests
         ignored = send(url, workload(1)).requests
     assert columns.error[0] == ignored.error[0] == ""
     assert ignored.admitted_s.mask.all()  # others may mean anything by it

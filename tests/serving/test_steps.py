@@ -163,7 +163,7 @@ def test_a_run_counts_every_token_of_mockers_that_speculate_and_the_gaps_between
     drafting = {"num_speculative_tokens": 3, "acceptance_rates": "1,1,1", "drafting_ms": 1}
     requests = Workload("w", 16, [Request(0.02 * number, 40, 30, (2 * number, 2 * number + 1)) for number in range(4)])
     with running(num_workers=1, engine=drafting) as stack:
-        target = MeasuredServer(stack.url, stack.model, is_ours=True, has_nvext=True)
+        target = MeasuredServer(stack.url, stack.model, is_ours=True)
         order = Order(requests, target, LoadConfig(), "", PATIENCE_S)
 
         async def send():

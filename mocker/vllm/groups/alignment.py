@@ -16,7 +16,7 @@ def aligned_chunk(
     """Return how many of `count` tokens to compute so that states are computed where blocks end.
 
     Args:
-        start: tokens that are computed.
+        start: tokens that are computed; within a block, if an encoder had no room for the item that follows.
         count: tokens that the budget allows.
         prompt: tokens of the prompt.
         known: tokens that are known.
@@ -38,4 +38,4 @@ def aligned_chunk(
         ends.append(-(-start // block_size) * block_size)
     if start < junction < end:
         ends.append(start + (junction - start) // block_size * block_size)
-    return min([end, *[each for each in ends if start < each < end]]) - start
+    return max(min([end, *[each for each in ends if start < each < end]]) - start, 0)

@@ -160,6 +160,7 @@ def test_blocks_with_content_are_taken_last():
         (0, 30, 0, 16),  # whole blocks
         (0, 100, 20, 16),  # where it leaves another prompt
         (20, 100, 0, 12),  # to the end of the block in which it is
+        (17, 1, 0, 0),  # an encoder cut the chunk before, and less than that block is left to schedule
     ],
 )
 def test_chunks_end_where_states_can_be_shared(start, count, junction, expected):
