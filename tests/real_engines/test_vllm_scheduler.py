@@ -178,7 +178,7 @@ def with_groups(rng, config):
     num_blocks = config.num_gpu_blocks * len(layout.groups) + (6 + rng.choice([0, 2, 6])) * len(layout.groups)
     has_others = any(not layer.is_full and not layer.is_chunked for layer in layers)
     interval = (
-        rng.choice([0, 0, None, max(group.block_size for group in layout.groups) * rng.randint(1, 3)])
+        rng.choice([0, 0, None, lcm(*[group.block_size for group in layout.groups]) * rng.randint(1, 3)])
         if has_others
         else 0
     )
