@@ -24,6 +24,10 @@ from serving.cli.help import HELP_ALL, HELP_FLAGS, CommandLine
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
     "run": ("experiment:run", "Compare router modes, or any other settings, over real HTTP on this host."),
+    "bench": (
+        "bench:bench",
+        "Benchmark any OpenAI endpoint: throughput against latency, the knee, and what holds limits.",
+    ),
     "sweep": ("experiment:sweep", "Try every combination of settings, or find the highest rate that meets the limits."),
     "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),

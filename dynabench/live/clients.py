@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
@@ -13,6 +14,7 @@ import uvloop
 
 from dynabench.interrupt import held_back
 from dynabench.live.bodies import MeasuredServer
+from dynabench.live.enough import Enough
 from dynabench.live.http_client import clock
 from dynabench.live.load import LoadGenerator, client_facts
 from dynabench.live.timeline import Stats, requests_of
@@ -41,6 +43,8 @@ class Order(NamedTuple):
     load: LoadConfig
     salt: str
     timeout_s: float
+    enough: Enough | None = None
+    """When to send nothing more (None: when all is sent)."""
 
 
 async def send_all(
@@ -57,6 +61,9 @@ async def send_all(
     """
     if num_clients == 1:
         return await _send(order, start, stop, on_stats)
+    if order.enough is not None:  # clients that end at different times would change the load
+        load = dataclasses.replace(order.load, measure_s=order.enough.least_s)
+        order = order._replace(load=load, enough=Enough(math.inf, 0.0))
     shards = shares(order.workload, num_clients)
     async with _clients([_part(order, shards, place) for place in range(len(shards))]) as connections:
         for connection in connections:
@@ -136,7 +143,13 @@ async def _send(
     order: Order, start: float | None, stop: asyncio.Event, on_stats: Callable[[Stats], None] | None
 ) -> ClientRecords:
     generator = LoadGenerator(
-        order.workload, target=order.target, load=order.load, salt=order.salt, timeout_s=order.timeout_s, start=start
+        order.workload,
+        target=order.target,
+        load=order.load,
+        salt=order.salt,
+        timeout_s=order.timeout_s,
+        start=start,
+        enough=order.enough,
     )
 
     async def tell() -> None:

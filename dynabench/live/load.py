@@ -7,6 +7,7 @@ from collections import deque
 
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.call import ClientCall
+from dynabench.live.enough import CHECK_S, Enough
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
 from serving.engines.mock.timer import StepTimer
@@ -31,6 +32,7 @@ class LoadGenerator:
         salt: str,
         timeout_s: float,
         start: float | None = None,
+        enough: Enough | None = None,
     ) -> None:
         """Prepare to send.
 
@@ -41,6 +43,7 @@ class LoadGenerator:
             salt: changes every token of every prompt, so that nothing is cached from other runs.
             timeout_s: time after which a request has failed (s).
             start: time 0 of the workload, on the clock of `time.perf_counter` (None: when `run` is called).
+            enough: when to send nothing more, and await what is in flight (None: when all is sent).
         """
         self.timeline = Timeline(len(workload))
         self._workload = workload
@@ -48,6 +51,7 @@ class LoadGenerator:
         self._load = load
         self._timeout_s = timeout_s
         self._start = start
+        self._enough = enough
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
         self._ahead: dict[int, bytes] = {}
@@ -71,11 +75,11 @@ class LoadGenerator:
         self._timer = StepTimer()
         self._start = self._start if self._start is not None else clock() + 0.05
         cpu, started = _cpu_s(), clock()
-        reaping = asyncio.create_task(self._reap())
+        tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._judge())]
         try:
             await until_stopped(stop, self._pace())
         finally:
-            await cancel_all(reaping)
+            await cancel_all(*tasks)
             self.cpu_share = (_cpu_s() - cpu) / max(clock() - started, 1e-9)
             self._open.clear()
             await self._pool.close()
@@ -156,6 +160,15 @@ class LoadGenerator:
                 if self._open.get(call.number) is call:
                     self._pool.abort(call)
                     call.on_failure("timeout", now)
+
+    async def _judge(self) -> None:
+        """Send nothing more once there are enough results."""
+        while self._enough is not None:
+            await asyncio.sleep(CHECK_S)
+            if self._enough.is_reached(self.timeline, self._load, self.now):
+                self._pacer.cut()
+                self._wake.set()
+                return
 
     def _on_end(self, call: ClientCall, now: float) -> None:
         """Record the end of a request, and send those that waited for it."""

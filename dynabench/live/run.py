@@ -19,13 +19,14 @@ from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import ClientRecords, Order, send_all
+from dynabench.live.enough import Enough
 from dynabench.live.fleet import num_ranks_of, offset_of, with_fleet
 from dynabench.live.http_client import clock
 from dynabench.live.kv_watch import KvWatch
 from dynabench.live.models import reported_context
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.validity import spoilt
-from dynabench.live.view import LiveView
+from dynabench.live.view import View
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.planner.programs import check_planner
 from reports.figures.adapters import adapters_asked
@@ -48,15 +49,16 @@ def measure(
     run: Run,
     workload: Workload,
     *,
-    view: LiveView | None = None,
+    view: View | None = None,
     on_start: Callable[[float], None] | None = None,
     interrupt: Interrupt | None = None,
+    enough: Enough | None = None,
 ) -> Record:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack.
 
     With a URL nothing is started, and the server at that URL is measured; a salt prevents hits in caches of other runs.
     `on_start` is called with the start time of the run, on the client's clock. An interrupt ends the run early and
-    keeps the results so far.
+    keeps the results so far. `enough` says when nothing more needs to be sent.
 
     Raises:
         InterruptError: the user interrupted before the stack was up.
@@ -92,7 +94,7 @@ def measure(
             async with (
                 _watching_kv(target, run.deployment) if client.url is None else contextlib.nullcontext() as watch
             ):
-                sent = await _send(run, client, workload, target, stop, view)
+                sent = await _send(run, client, workload, target, stop, view, enough)
                 wall_s = clock() - start
             dead = stack.group.dead if stack is not None else []
             record = _record(run, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead)
@@ -113,11 +115,12 @@ async def _send(
     workload: Workload,
     target: MeasuredServer,
     stop: asyncio.Event,
-    view: LiveView | None,
+    view: View | None,
+    enough: Enough | None,
 ) -> ClientRecords:
     """Send the workload."""
     salt = secrets.token_hex(8) if client.url is not None else ""
-    order = Order(workload, target, run.settings.load, salt, client.timeout_s)
+    order = Order(workload, target, run.settings.load, salt, client.timeout_s, enough)
     on_stats = view.update if view is not None else None
     return await send_all(order, num_clients=client.clients, stop=stop, on_stats=on_stats)
 
@@ -236,18 +239,7 @@ async def _target(
     """Yield the server to measure, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
-        key = os.environ.get("OPENAI_API_KEY", "")
-        target = MeasuredServer(
-            client.url.rstrip("/").removesuffix("/v1"),
-            pool.served_name,
-            client.prompts,
-            key,
-            extra_headers=client.headers,
-            extra_body=client.body_fields,
-            ca_file=client.ca_file,
-            insecure=client.insecure,
-        )
-        yield target, None
+        yield server_at(client.url, pool.served_name, client), None
         return
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
@@ -266,6 +258,20 @@ async def _target(
             extra_body=client.body_fields,
         )
         yield target, stack
+
+
+def server_at(url: str, model: str, client: ClientConfig) -> MeasuredServer:
+    """Return another server, with what a client sends to it."""
+    return MeasuredServer(
+        url.rstrip("/").removesuffix("/v1"),
+        model,
+        client.prompts,
+        os.environ.get("OPENAI_API_KEY", ""),
+        extra_headers=client.headers,
+        extra_body=client.body_fields,
+        ca_file=client.ca_file,
+        insecure=client.insecure,
+    )
 
 
 def tokens_of_model(pool: Pool) -> range:

@@ -285,6 +285,20 @@ def throughput(run: Record) -> Throughput:
     )
 
 
+def window_rates(run: Record) -> tuple[float, float] | None:
+    """Return the answers and output tokens per second that ended while requests that count arrived; None without a span.
+
+    Answers to requests from before count, too, because in a steady state as many that arrived within end after it.
+    """
+    counted = run.requests.intended_s[run.requests.is_measured]
+    span = float(np.ptp(counted)) if len(counted) else 0.0
+    if span <= 0:
+        return None
+    ended = run.requests.last_token_s
+    inside = run.requests.succeeded & ((ended >= counted.min()) & (ended <= counted.max())).filled(False)
+    return float(inside.sum() / span), float(run.requests.osl[inside].sum() / span)
+
+
 def _whole_s(requests: Requests) -> float:
     """Return the time from the first intended arrival to the last token, or to the last arrival if none succeeded."""
     good = requests.succeeded

@@ -23,16 +23,18 @@ class Quantiles(msgspec.Struct, frozen=True):
     p50: float | None
     p90: float | None
     p99: float | None
+    p95: float | None = None
+    """Older folders do not have it."""
 
     @classmethod
     def of(cls, figures: Statistics) -> "Quantiles":
         """Select them from all statistics."""
-        return cls(figures.mean, figures.p50, figures.p90, figures.p99)
+        return cls(figures.mean, figures.p50, figures.p90, figures.p99, figures.p95)
 
     @classmethod
     def with_failures(cls, figures: Statistics) -> "Quantiles":
         """Select them with each failure counted as infinite; None if that makes one infinite."""
-        return cls(*map(figures.with_failures, ("mean", "p50", "p90", "p99")))
+        return cls(*map(figures.with_failures, ("mean", "p50", "p90", "p99", "p95")))
 
 
 class PointSeries(msgspec.Struct, frozen=True):
@@ -56,6 +58,7 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """The settings that are varied, by name."""
     workers: int
     gpus: int
+    """0, as of workers: not known."""
     offered_per_s: float | None
     stability: Stability
     outcomes: list[Outcome]
@@ -98,6 +101,8 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     with_failures: dict[str, Quantiles] = {}
     """Latencies with failures counted as infinite, by name; only if requests failed."""
     series: PointSeries | UnsetType = UNSET
+    notes: list[str] = []
+    """What makes its runs invalid."""
     too_little: list[str] = []
     """What its runs are too short for."""
 

@@ -139,6 +139,11 @@ def is_sweep(folder: Path) -> bool:
     return (folder / "sweep.json").is_file()
 
 
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep that was not interrupted."""
+    return is_sweep(folder) and _read(folder).is_complete
+
+
 def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:
     """Put the lines of several sweeps into one table; with `out`, also write a folder for it.
 

@@ -16,6 +16,7 @@ from reports.figures.outcomes import Outcome, binding, percent, subject
 from reports.figures.slo import parse_slo
 from reports.figures.split import LABELS as PARTS
 from reports.foreign import csv_cell
+from reports.sweep import curve
 from reports.sweep.best_point import best_of, by_rest
 from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep, name_and_point
 from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, value_shown
@@ -102,6 +103,24 @@ FIGURES: tuple[Figure, ...] = (
     OFFERED,
 )
 """The most important come first, because a narrow terminal shows only those that fit."""
+OF_CURVES: tuple[Figure, ...] = (
+    ("tok/s", lambda point: number(curve.tokens_per_s(point))),
+    ("TTFT p50", lambda point: milliseconds(point.ttft_sched.p50)),
+    ("TTFT p95", lambda point: milliseconds(point.ttft_sched.p95)),
+    ("ITL p50", lambda point: milliseconds(point.itl.p50)),
+    ("ITL p95", lambda point: milliseconds(point.itl.p95)),
+    ("tok/s/user", lambda point: number(1 / point.tpot.mean if point.tpot.mean else None)),
+    ("req/s", lambda point: _hundredths(curve.requests_per_s(point))),
+    ("failed", curve.failed),
+    ("requests", lambda point: f"{point.requests or 0:,}"),
+    TTFT_P99,
+    ("ITL p99", lambda point: milliseconds(point.itl.p99)),
+    ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
+    ("E2E p95", lambda point: milliseconds(point.e2e_sched.p95)),
+    ("hits", lambda point: share(point.cache.hit_share)),
+    ("offered/s", lambda point: _hundredths(point.offered_per_s)),
+)
+"""The same for endpoints of others at several loads."""
 FLEET: tuple[Figure, ...] = (
     ("within limits", lambda point: share(point.goodput.attainment if point.goodput else None)),
     ("GPU-hours", lambda point: hours(point.fleet.gpu_h) if point.fleet else "n/a"),
@@ -168,19 +187,27 @@ def _margin(row: AnyPoint) -> str:
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"
 
 
+def _held(row: AnyPoint) -> str:
+    """Say whether a load holds the limits, whose figures have columns of their own."""
+    return {"met": "hold", "missed": "missed", "unknown": "not known"}[row.state]
+
+
 def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
     axes = _axes(points) or ["router_mode"]
-    rest = _without(FIGURES, limited)
+    is_bench = manifest.get("clock") == "wall"
+    if is_bench:
+        axes = _axes(points) or [manifest["sweep"]["axis"]]
+    rest = _without(OF_CURVES if is_bench else FIGURES, limited)
     possible = [point for point in points if isinstance(point, Point)]
     fleet = _fleet(possible, has_limits=bool(manifest["limits"]))
     columns = (
-        [("limits", _margin), *fleet, *limited, *rest, GOODPUT]
+        [("limits", _held if is_bench else _margin), *fleet, *limited, *rest, GOODPUT]
         if manifest["limits"]
-        else [*WITHOUT_LIMITS, *fleet, *rest]
+        else [*([] if is_bench else WITHOUT_LIMITS), *fleet, *rest]
     )
     return {
-        "title": "Every combination",
+        "title": "Every load" if is_bench else "Every combination",
         "columns": [*axes, *(head for head, _ in columns)],
         "num_axes": len(axes),
         "rows": [

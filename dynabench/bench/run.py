@@ -1,0 +1,263 @@
+"""A benchmark of endpoints: loads are tried one after the other, each saved when it is done, and reported as a sweep."""
+
+import contextlib
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from dynabench.arm import Arm, ClientConfig, Settings, runs_of
+from dynabench.bench.climb import Climb, Tried
+from dynabench.bench.endpoint import Endpoint, find
+from dynabench.bench.settings import BenchConfig, SentConfig
+from dynabench.bench.view import BenchView
+from dynabench.bench.workload import Requests
+from dynabench.deployment.description import Deployment
+from dynabench.experiment.manifest import manifest_of, now
+from dynabench.experiment.points import point_of
+from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
+from dynabench.experiment.store import PointStore, identity_of
+from dynabench.interrupt import Interrupt, InterruptError, noted
+from dynabench.live.enough import Enough
+from dynabench.live.run import measure
+from dynabench.terminal import Terminal
+from foundation.errors import UserError
+from reports import folder, gate
+from reports.figures.conditions import Condition
+from reports.figures.outcomes import Outcome
+from reports.record.records import Record
+from reports.sweep import report as sweep_report
+from reports.sweep.curve import load_in_words, tokens_per_s
+from reports.sweep.points import AnyPoint, Point, Sweep
+from workloads import Workload
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+KIND = "bench"
+LONGEST = 5
+"""How many times as long as set a load may last at most."""
+SETTLED = 2.5
+"""Requests do not count at first, for so many times as long as one takes: streams begin evenly within one such time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Everything that was asked for."""
+
+    urls: tuple[str, ...]
+    files: tuple[Path, ...]
+    config: BenchConfig
+    sent: SentConfig
+    shape: ShapeConfig
+    client: ClientConfig
+    experiment: ExperimentConfig
+
+
+def run_bench(
+    asked: Asked, *, console: Terminal, gates: Sequence[Condition] = ()
+) -> tuple[Path, dict[str, Any], Sweep]:
+    """Measure endpoints at each load and write the folder; return it, the manifest and the table.
+
+    A folder that contains the same benchmark, interrupted, is continued.
+
+    Raises:
+        UserError: an endpoint does not answer, or the folder contains something else.
+        KeyboardInterrupt: the user interrupted before the first load was done.
+    """
+    experiment, limits = asked.experiment, asked.experiment.limits
+    if asked.config.find is not None and not limits:
+        raise UserError(
+            "--find searches for the highest load that holds the limits; set them with --slo or --slo-preset"
+        )
+    gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
+    requests = Requests(asked.files, asked.sent, experiment, asked.shape)
+    few = requests.of(LoadConfig(concurrency=1, measure_s=1.0), None, 1.0)
+    endpoints = [one for url in asked.urls for one in find(url, asked.config.model, asked.client, few)]
+    out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
+    if sweep_report.is_complete(out):
+        raise UserError(
+            f"{out} has a benchmark that is complete; choose another results folder with --out, or remove it"
+        )
+    settings = [_settings(one) for one in endpoints]
+    identity = identity_of(asked.files, experiment, settings[0], _identifying(asked))
+    store = PointStore(out, identity, KIND)
+    lines = [_Line(asked, one, _changes(one, endpoints), requests) for one in endpoints]
+    for one in endpoints:
+        console.say(f"{one.said}: a request takes {one.e2e_s:.3g} s alone")
+    with Interrupt() as interrupt, noted():
+        work = _Work(asked, store, interrupt, BenchView(console, asked.config.num_loads))
+        is_complete = work.carry_out(lines)
+        points = _by_load(lines)
+        if not points:
+            raise KeyboardInterrupt("interrupted before the first load was done; nothing was written")
+        with interrupt.obeyed():
+            arms = [line.arm(load) for line in lines for load in line.points]
+            manifest = _manifest(asked, endpoints, few, settings[0], arms)
+            return out, manifest, sweep_report.write(out, manifest, points, points, is_complete=is_complete)
+
+
+def _by_load(lines: "Sequence[_Line]") -> list[AnyPoint]:
+    """Return all points, those of the lowest load first."""
+    loads = sorted({load for line in lines for load in line.points})
+    return [line.points[load] for load in loads for line in lines if load in line.points]
+
+
+def _identifying(asked: Asked) -> dict[str, Any]:
+    return {"urls": asked.urls, "--model": asked.config.model, "sent": asked.sent, "bench": asked.config}
+
+
+def _changes(one: Endpoint, among: Sequence[Endpoint]) -> dict[str, str]:
+    """Return what sets an endpoint apart from the others."""
+    has_urls, has_models = (len({getattr(each, name) for each in among}) > 1 for name in ("url", "model"))
+    return ({"endpoint": one.name} if has_urls else {}) | ({"model": one.model} if has_models else {})
+
+
+def _settings(one: Endpoint) -> Settings:
+    """Return the settings of a run at an endpoint."""
+    (pool,) = Deployment().pools
+    pool = replace(pool, replicas=1, worker=replace(pool.worker, model_name=one.model))
+    return Settings(Deployment(pools=(pool,)), client=one.client)
+
+
+def _manifest(
+    asked: Asked, endpoints: Sequence[Endpoint], few: Workload, settings: Settings, arms: list[Arm]
+) -> dict[str, Any]:
+    manifest = manifest_of("wall", asked.files, few, asked.experiment, settings, arms, [])
+    config, loads = asked.config, asked.config.loads
+    sooner = f", or until its means are known to {config.precision:.0%}" * bool(config.precision)
+    counted = f"each load counts for {config.duration_s:g} s{sooner}"
+    manifest["workload"]["requests"] = "as many as each load needs"
+    manifest["head"] = {"Server": "; ".join(one.said for one in endpoints), "Requests": few.name, "Loads": counted}
+    return manifest | {
+        "title": ", ".join(dict.fromkeys(one.name for one in endpoints)),
+        "subtitle": f"{few.name}, over HTTP on the wall clock; {counted}; seed {asked.experiment.seed}",
+        "sweep": asdict(asked.config) | {"find": None, "sought": asked.config.find, "axis": loads.axis},
+        "left_out": [],
+    }
+
+
+class _Line:
+    """What was found out about one endpoint: its points, and which load is next."""
+
+    def __init__(self, asked: Asked, endpoint: Endpoint, changes: dict[str, str], requests: Requests) -> None:
+        self.endpoint, self._changes, self._requests, self._asked = endpoint, changes, requests, asked
+        self.loads = asked.config.loads
+        self.points: dict[float, Point] = {}
+        values = self.loads.values
+        if self.loads.is_range and not values[0]:  # a rate: from what one stream would send, upwards
+            values = (float(f"{0.5 / endpoint.e2e_s:.2g}"), values[1])
+        self._climb = Climb(
+            values,
+            is_range=self.loads.is_range,
+            is_whole=self.loads.axis == "concurrency",
+            seeks="limits" if asked.config.find else "knee",
+            precision=asked.config.closeness,
+        )
+
+    def next(self) -> float | None:
+        """Return the next load, None if there is nothing left to learn."""
+        return self._climb.next()
+
+    def arm(self, load: float) -> Arm:
+        """Return what is measured at a load."""
+        value = int(load) if self.loads.axis == "concurrency" else load
+        name = ", ".join([*self._changes.values(), load_in_words(self.loads.axis, load)])
+        settings = replace(_settings(self.endpoint), load=self._sent_as(load))
+        return Arm(name, settings, {**self._changes, self.loads.axis: value})
+
+    def workload(self, load: float) -> Workload:
+        """Return the requests for a load."""
+        rate = load if self.loads.axis == "rate" else None
+        return self._requests.of(self._sent_as(load), rate, self.endpoint.e2e_s)
+
+    def _sent_as(self, load: float) -> LoadConfig:
+        """Return how requests are sent: those that only fill the server do not count."""
+        longest_s = LONGEST * self._asked.config.duration_s
+        below = max((each for each in self.points if each < load), default=None)
+        e2e_s = self.endpoint.e2e_s if below is None else self.points[below].e2e_sched.p90 or self.endpoint.e2e_s
+        streams = int(load) if self.loads.axis == "concurrency" else None
+        is_alone = streams == 1
+        return LoadConfig(
+            concurrency=streams,
+            ramp_s=0.0 if streams is None or is_alone else round(min(e2e_s, longest_s), 3),
+            warmup_s=0.0 if is_alone else round(min(SETTLED * e2e_s, longest_s), 3),
+            measure_s=longest_s,
+        )
+
+    def learn(self, load: float, point: Point) -> None:
+        """Note what came of a load."""
+        self.points[load] = point
+        is_met = None if not point.outcomes or point.state == "unknown" else point.state == "met"
+        self._climb.learn(Tried(load, tokens_per_s(point), is_met))
+
+
+class _Work:
+    """Carries loads out."""
+
+    def __init__(self, asked: Asked, store: PointStore, interrupt: Interrupt, view: BenchView) -> None:
+        self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
+
+    def carry_out(self, lines: list[_Line]) -> bool:
+        """Try loads until nothing is left to learn; return whether that was reached.
+
+        Endpoints take turns, in alternating order, so that a drift of what they share favours none.
+        """
+        turn = 0
+        with self._view, contextlib.suppress(InterruptError):
+            while steps := [(line, load) for line in lines if (load := line.next()) is not None]:
+                for line, load in steps if turn % 2 == 0 else steps[::-1]:
+                    self._try(line, load)
+                    if self._interrupt.is_asked:
+                        return False
+                turn += 1
+            return True
+        return False
+
+    def _try(self, line: _Line, load: float) -> None:
+        """Learn what comes of a load, by measuring it unless that was done before."""
+        arm = line.arm(load)
+        known = self._store.known(arm)
+        if not isinstance(known, Point):
+            workload = line.workload(load)
+            runs = self._measured(workload, arm)
+            if not (runs and all(run.is_complete for run in runs)):
+                return
+            known = self._point(arm, runs)
+            self._keep(workload, arm, runs)
+            self._store.keep(arm, known)
+        line.learn(load, known)
+        self._view.keep(known)
+
+    def _measured(self, workload: Workload, arm: Arm) -> list[Record]:
+        runs: list[Record] = []
+        experiment = self._asked.experiment
+        for run in runs_of([arm], experiment.repeats, experiment.seed):
+            self._view.begin(arm)
+            with self._interrupt.obeyed():
+                enough = Enough(self._asked.config.duration_s, self._asked.config.precision)
+                runs.append(measure(run, workload, view=self._view, interrupt=self._interrupt, enough=enough))
+            if self._interrupt.is_asked:
+                break
+        return runs
+
+    def _point(self, arm: Arm, runs: list[Record]) -> Point:
+        """Return the figures of a load; more failures than are allowed miss the limits."""
+        point = point_of(arm, runs, self._asked.experiment.limits, ATTAINMENT)
+        point = structs.replace(point, workers=0, gpus=0)  # nobody says how many there are
+        attempted, most = point.requests or 0, self._asked.client.max_failed_share
+        if point.outcomes and point.failed and point.failed > most * attempted:
+            missed = Outcome("failed requests", "missed", reason=f"{point.failed:,} of {attempted:,}")
+            point = structs.replace(point, outcomes=[*point.outcomes, missed])
+        return point
+
+    def _keep(self, workload: Workload, arm: Arm, runs: list[Record]) -> None:
+        """Keep the requests of a load, as a results folder of their own."""
+        asked = self._asked
+        place = self._store.out / "runs" / arm.name.replace("/", "-").replace(" ", "-")
+        manifest = manifest_of("wall", asked.files, workload, asked.experiment, arm.settings, [arm], runs)
+        manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}
+        shutil.rmtree(place, ignore_errors=True)  # of an attempt that was killed before its point was kept
+        folder.write(place, manifest, runs, with_charts=False)
