@@ -156,7 +156,10 @@ def _options(program: App, *words: str) -> Iterator[tuple[str, set[str]]]:
             continue
         if program[word].default_command is not None:
             arguments = program[word].assemble_argument_collection()
-            yield " ".join((*words, word)), {name for argument in arguments for name in argument.names}
+            yield (
+                " ".join((*words, word)),
+                {name for argument in arguments if argument.parse for name in argument.names},
+            )
         yield from _options(program[word], *words, word)
 
 
