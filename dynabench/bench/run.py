@@ -1,12 +1,15 @@
 """A benchmark of endpoints: loads are tried one after the other, each saved when it is done, and reported as a sweep."""
 
 import contextlib
+import math
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from msgspec import structs
 
 from dynabench.arm import Arm, ClientConfig, Settings, runs_of
@@ -16,6 +19,7 @@ from dynabench.bench.settings import BenchConfig, SentConfig
 from dynabench.bench.view import BenchView
 from dynabench.bench.workload import Requests
 from dynabench.deployment.description import Deployment
+from dynabench.experiment.arms import arm_name
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
@@ -30,7 +34,7 @@ from reports.figures.conditions import Condition
 from reports.figures.outcomes import Outcome
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
-from reports.sweep.curve import load_in_words, tokens_per_s
+from reports.sweep.curve import tokens_per_s
 from reports.sweep.points import AnyPoint, Point, Sweep
 from workloads import Workload
 from workloads.pacing import LoadConfig
@@ -39,6 +43,8 @@ from workloads.shape import ShapeConfig
 KIND = "bench"
 LONGEST = 5
 """How many times as long as set a load may last at most."""
+STEADY = 4
+"""Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
 SETTLED = 2.5
 """Requests do not count at first, for so many times as long as one takes: streams begin evenly within one such time."""
 
@@ -88,7 +94,7 @@ def run_bench(
     for one in endpoints:
         console.say(f"{one.said}: a request takes {one.e2e_s:.3g} s alone")
     with Interrupt() as interrupt, noted():
-        work = _Work(asked, store, interrupt, BenchView(console, asked.config.num_loads))
+        work = _Work(asked, store, interrupt, BenchView(console, asked.config))
         is_complete = work.carry_out(lines)
         points = _by_load(lines)
         if not points:
@@ -96,6 +102,7 @@ def run_bench(
         with interrupt.obeyed():
             arms = [line.arm(load) for line in lines for load in line.points]
             manifest = _manifest(asked, endpoints, few, settings[0], arms)
+            manifest["experiment"]["out"] = str(out)
             return out, manifest, sweep_report.write(out, manifest, points, points, is_complete=is_complete)
 
 
@@ -139,6 +146,18 @@ def _manifest(
     }
 
 
+def _unsteady(run: Record) -> str:
+    """Say that requests counted for too short to see a steady state; nothing if they did not."""
+    requests = run.measured.requests
+    took = requests.last_token_s[requests.succeeded] - requests.intended_s[requests.succeeded]
+    if not len(took):
+        return ""
+    span, p90 = float(np.ptp(requests.intended_s)), float(np.percentile(np.asarray(took), 90))
+    if not 0 < span < STEADY * p90:
+        return ""
+    return f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}"
+
+
 class _Line:
     """What was found out about one endpoint: its points, and which load is next."""
 
@@ -164,9 +183,8 @@ class _Line:
     def arm(self, load: float) -> Arm:
         """Return what is measured at a load."""
         value = int(load) if self.loads.axis == "concurrency" else load
-        name = ", ".join([*self._changes.values(), load_in_words(self.loads.axis, load)])
-        settings = replace(_settings(self.endpoint), load=self._sent_as(load))
-        return Arm(name, settings, {**self._changes, self.loads.axis: value})
+        changes = {**self._changes, self.loads.axis: value}
+        return Arm(arm_name(changes), replace(_settings(self.endpoint), load=self._sent_as(load)), changes)
 
     def workload(self, load: float) -> Workload:
         """Return the requests for a load."""
@@ -246,7 +264,8 @@ class _Work:
     def _point(self, arm: Arm, runs: list[Record]) -> Point:
         """Return the figures of a load; more failures than are allowed miss the limits."""
         point = point_of(arm, runs, self._asked.experiment.limits, ATTAINMENT)
-        point = structs.replace(point, workers=0, gpus=0)  # nobody says how many there are
+        unsteady = [said for run in runs if (said := _unsteady(run))][:1]
+        point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
         attempted, most = point.requests or 0, self._asked.client.max_failed_share
         if point.outcomes and point.failed and point.failed > most * attempted:
             missed = Outcome("failed requests", "missed", reason=f"{point.failed:,} of {attempted:,}")
@@ -256,7 +275,7 @@ class _Work:
     def _keep(self, workload: Workload, arm: Arm, runs: list[Record]) -> None:
         """Keep the requests of a load, as a results folder of their own."""
         asked = self._asked
-        place = self._store.out / "runs" / arm.name.replace("/", "-").replace(" ", "-")
+        place = self._store.out / "runs" / re.sub(r"[^\w.]+", "-", arm.name)
         manifest = manifest_of("wall", asked.files, workload, asked.experiment, arm.settings, [arm], runs)
         manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}
         shutil.rmtree(place, ignore_errors=True)  # of an attempt that was killed before its point was kept

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dynabench.arm import Arm
+from dynabench.bench.settings import BenchConfig
 from dynabench.live.timeline import Stats
 from dynabench.terminal import Terminal
 from foundation.text import printable
@@ -28,14 +29,9 @@ USUAL = 7
 class BenchView:
     """An animated view on a terminal, else a line for each load, on stderr."""
 
-    def __init__(self, console: Terminal, num_loads: int | None) -> None:
-        """Show nothing yet.
-
-        Args:
-            console: where to show it.
-            num_loads: how many loads there will be, None if what comes of them decides.
-        """
-        self._num_loads = num_loads
+    def __init__(self, console: Terminal, config: BenchConfig) -> None:
+        """Show nothing yet."""
+        self._num_loads, self._duration_s = config.num_loads, config.duration_s
         self._started = time.monotonic()
         self._arm: Arm | None = None
         self._points: list[Point] = []
@@ -77,15 +73,15 @@ class BenchView:
 
     def _running(self, stats: Stats, arm: Arm) -> list[RenderableType]:
         load = arm.settings.load
-        whole = load.warmup_s + (load.measure_s or 0.0)
+        whole = load.warmup_s + self._duration_s
         head = Table.grid(padding=(0, 1))
         head.add_row(
             Text(arm.name, no_wrap=True, overflow="ellipsis"), ProgressBar(whole, min(stats.now_s, whole), width=16),
-            f"{stats.now_s:.0f} of {whole:.0f} s",
+            f"{stats.now_s:.0f} of about {whole:.0f} s",
         )  # fmt: skip
         failed = f", {stats.num_failed:,} failed" * bool(stats.num_failed)
         ttft = "-" if stats.ttft_ms is None else f"{stats.ttft_ms[0]:.0f} ms"
-        counts = f"{stats.num_ended:,} answers{failed}, TTFT {ttft}"
+        counts = f"{stats.num_ended:,} answer{'s' * (stats.num_ended != 1)}{failed}, TTFT {ttft}"
         return [head, Text(f"{counts}{self._left(whole - stats.now_s)}", no_wrap=True, overflow="ellipsis")]
 
     def _left(self, of_this_s: float) -> str:

@@ -15,6 +15,10 @@ NEAR = 0.95
 """The share of the highest throughput from which on more load brings little."""
 
 
+KEPT = 0.9
+"""A rate is kept up with if at least this share of what is sent in a time is answered within it."""
+
+
 class LoadCurve(NamedTuple):
     """The points of one endpoint or deployment, by load, the lowest first."""
 
@@ -78,11 +82,15 @@ def knee(points: Sequence[Point]) -> Point | None:
     return next((point for point in points if tokens_per_s(point) >= NEAR * most), None) if most else None
 
 
-def curves(points: Sequence[Point]) -> list[LoadCurve]:
-    """Return the curves that the points make, in their order; none if they differ in something else, too."""
+def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurve]:
+    """Return the curves that the points make, in their order; none if they differ in something else, too.
+
+    With an axis, a curve may have a single point.
+    """
     names = {name for point in points for name in point.changes}
     varied = {name for name in names if len({str(point.changes.get(name)) for point in points}) > 1}
-    axis = next((name for name in AXES if name in varied), None)
+    least = 1 if axis else 2
+    axis = axis or next((name for name in AXES if name in varied), None)
     if axis is None or not varied <= {axis, *LINES}:
         return []
     lines: dict[str, list[Point]] = {}
@@ -90,7 +98,7 @@ def curves(points: Sequence[Point]) -> list[LoadCurve]:
         name = ", ".join(str(point.changes[each]) for each in LINES if each in varied and each in point.changes)
         lines.setdefault(name, []).append(point)
     found = [LoadCurve(name, axis, line) for name, line in lines.items()]
-    return [curve._replace(points=sorted(curve.points, key=curve.at)) for curve in found if len(curve.points) > 1]
+    return [curve._replace(points=sorted(curve.points, key=curve.at)) for curve in found if len(curve.points) >= least]
 
 
 def load_in_words(axis: str, load: float) -> str:
@@ -105,7 +113,7 @@ def verdict(found: Sequence[LoadCurve], *, has_limits: bool) -> str:
     said = []
     for curve in found:
         parts = [_within_limits(curve)] if has_limits else []
-        sentence = " ".join(filter(None, [*parts, _knee(curve)]))
+        sentence = " ".join([*parts, _keeps_up(curve) if curve.axis == "rate" else _knee(curve)])
         said.append(f"{curve.name}: {sentence}" if curve.name else sentence)
     return " ".join([*said, *_compared(found)])
 
@@ -123,12 +131,31 @@ def _within_limits(curve: LoadCurve) -> str:
     return f"It is not known whether the limits hold: {'; '.join(sorted(reasons)) or 'nothing was answered'}."
 
 
+def _keeps_up(curve: LoadCurve) -> str:
+    """Say which rate is answered as fast as it is sent."""
+    shares = [(point, requests_per_s(point), point.offered_per_s) for point in curve.points]
+    known = [(point, answered, answered / offered) for point, answered, offered in shares if answered and offered]
+    beyond = next(((point, answered) for point, answered, share in known if share < KEPT), None)
+    kept = [point for point, _, _ in known if beyond is None or curve.at(point) < curve.at(beyond[0])]
+    said = (
+        f"Requests are answered as fast as they are sent up to {curve.load(kept[-1])} ({_rate(kept[-1])})"
+        if kept
+        else ""
+    )
+    if beyond is None:
+        return f"{said}, the highest load tried." if said else "Nothing was answered."
+    only = f"of {curve.load(beyond[0])}, {beyond[1]:.3g} are answered"
+    return f"{said}; {only}." if said else f"No rate tried is answered as fast as it is sent: {only}."
+
+
 def _knee(curve: LoadCurve) -> str:
     """Say which load gives nearly the highest throughput, and what that saves."""
     first, highest = curve.knee, curve.highest
     if first is None or highest is None:
         return "Nothing was answered."
     last = curve.points[-1]
+    if len(curve.points) == 1:
+        return f"{curve.load(last)[0].upper()}{curve.load(last)[1:]}: {_rate(last)}, {_ttft(last)}."
     if first is last:
         return f"Throughput still grew at {curve.load(last)}, the highest load tried ({_rate(last)}), so its highest is not known."
     share = tokens_per_s(first) / tokens_per_s(highest)

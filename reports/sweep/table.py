@@ -31,6 +31,7 @@ from reports.verdicts.engines import engine_errors
 SCHEMA = "dynabench.sweep/2"
 
 INTERRUPTED = "The sweep was interrupted; run the same command again to resume it."
+BENCH_INTERRUPTED = "The benchmark was interrupted; the same command with --out {} goes on with the next load."
 Rows = list[AnyPoint] | list[SearchResult]
 Figure = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
@@ -52,7 +53,8 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     if not is_complete:
         known = made["verdict"] or "No point is finished yet."
         sweeps = ", ".join(manifest.get("interrupted", ()))
-        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so incomplete.' if sweeps else INTERRUPTED}"
+        resumed = BENCH_INTERRUPTED.format(manifest["experiment"]["out"]) if _is_bench(manifest) else INTERRUPTED
+        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so incomplete.' if sweeps else resumed}"
     return Sweep(
         **made,
         schema=SCHEMA,
@@ -64,6 +66,11 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         drafts=draft_table.swept_drafts(_points(rows)),
         gains=draft_table.swept_gains(_points(rows)),
     )
+
+
+def _is_bench(manifest: dict[str, Any]) -> bool:
+    """Return whether loads were measured, instead of settings simulated."""
+    return manifest.get("clock") == "wall"
 
 
 def _points(rows: Rows) -> dict[str, Point]:
@@ -195,7 +202,7 @@ def _held(row: AnyPoint) -> str:
 def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
     axes = _axes(points) or ["router_mode"]
-    is_bench = manifest.get("clock") == "wall"
+    is_bench = _is_bench(manifest)
     if is_bench:
         axes = _axes(points) or [manifest["sweep"]["axis"]]
     rest = _without(OF_CURVES if is_bench else FIGURES, limited)
@@ -221,6 +228,7 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
             has_limits=bool(manifest["limits"]),
             elsewhere=manifest.get("elsewhere", {}),
             engine_errors=engine_errors(manifest),
+            load_axis=manifest["sweep"]["axis"] if is_bench else None,
         ),
         "best": _best(possible),
     }

@@ -30,13 +30,14 @@ def grid_verdict(
     has_limits: bool,
     elsewhere: Mapping[str, str | None],
     engine_errors: Mapping[str, EngineError],
+    load_axis: str | None = None,
 ) -> str:
-    """Say which combination is best: within the limits first, then by mean latency."""
+    """Say which combination is best: within the limits first, then by mean latency; along a load, where it changes."""
     count, shorter = len(points) + len(impossible), _short([point.name for point in points])
     elsewhere = {shorter[name]: where for name, where in elsewhere.items() if name in shorter}
     means = {point.name: {"ttft": point.ttft_sched.mean, "tpot": point.tpot.mean} for point in points}
     points = [structs.replace(point, name=shorter[point.name]) for point in points]
-    lines = curves(points)
+    lines = curves(points, axis=load_axis)
     if len(lines) == 1 or (lines and "router_mode" not in axes):
         text = f"{curve_verdict(lines, has_limits=has_limits)}{_invalid(points)}{too_little(points)}"
         return (text + which_are_impossible(impossible)).strip()

@@ -170,9 +170,9 @@ def test_each_load_is_measured_and_kept_as_a_results_folder(url, tmp_path):
     assert all(point.throughput.window_output_tokens_per_s > 0 for point in found.points)
     assert manifest["head"]["Server"] == f"{url}, model {MODEL} (dynabench), prompts as token ids"
     assert found.verdict.startswith("The limits hold at every load tried, up to 2 streams")
-    kept, runs = folder.read(out / "runs" / "2-streams")
+    kept, runs = folder.read(out / "runs" / "concurrency-2")
     assert len(runs[0].measured.requests) == found.points[1].requests
-    assert kept["arms"] == {"2 streams": {"concurrency": 2}}
+    assert kept["arms"] == {"concurrency 2": {"concurrency": 2}}
     assert report.is_complete(out)
     assert "What does throughput cost?" in (out / "report.html").read_text()
 
@@ -205,7 +205,7 @@ def test_several_endpoints_take_turns(url, tmp_path):
 
 def test_rates_are_loads_too(url, tmp_path):
     _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="", rate="40,80"), console=Terminal())
-    assert [point.name for point in found.points] == ["40 requests/s", "80 requests/s"]
+    assert [point.name for point in found.points] == ["rate 40", "rate 80"]
 
 
 MODELS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"

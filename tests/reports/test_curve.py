@@ -34,6 +34,24 @@ def test_the_knee_is_the_lowest_load_with_nearly_the_highest_throughput():
     )
 
 
+def test_of_a_rate_it_is_said_up_to_where_it_is_answered_as_fast_as_it_is_sent():
+    points = [at(8, 80, axis="rate"), at(16, 100, axis="rate")]  # 10 of 16 a second
+    points = [structs.replace(one, offered_per_s=float(one.changes["rate"])) for one in points]
+    (found,) = curve.curves(points)
+    assert curve.verdict([found], has_limits=False) == (
+        "Requests are answered as fast as they are sent up to 8 requests/s (80 tokens/s); of 16 requests/s, 10 are answered."
+    )
+    (found,) = curve.curves(points[1:], axis="rate")
+    assert curve.verdict([found], has_limits=False) == (
+        "No rate tried is answered as fast as it is sent: of 16 requests/s, 10 are answered."
+    )
+
+
+def test_a_single_load_is_said_as_it_is():
+    (found,) = curve.curves(GROWING[:1], axis="concurrency")
+    assert curve.verdict([found], has_limits=False) == "1 stream: 100 tokens/s, median TTFT 50.00 ms."
+
+
 def test_throughput_that_still_grows_has_no_highest():
     (found,) = curve.curves(GROWING[:2])
     assert curve.verdict([found], has_limits=False) == (
