@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -27,6 +28,7 @@ from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.live.enough import Enough
 from dynabench.live.run import measure
+from dynabench.live.validity import is_client_limited
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import folder, gate
@@ -94,7 +96,7 @@ def run_bench(
     for one in endpoints:
         console.say(f"{one.said}: a request takes {one.e2e_s:.3g} s alone")
     with Interrupt() as interrupt, noted():
-        work = _Work(asked, store, interrupt, BenchView(console, asked.config))
+        work = _Work(asked, store, interrupt, BenchView(console, asked.config), console)
         is_complete = work.carry_out(lines)
         points = _by_load(lines)
         if not points:
@@ -215,8 +217,11 @@ class _Line:
 class _Work:
     """Carries loads out."""
 
-    def __init__(self, asked: Asked, store: PointStore, interrupt: Interrupt, view: BenchView) -> None:
+    def __init__(
+        self, asked: Asked, store: PointStore, interrupt: Interrupt, view: BenchView, console: Terminal
+    ) -> None:
         self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
+        self._console, self._clients = console, asked.client.clients
 
     def carry_out(self, lines: list[_Line]) -> bool:
         """Try loads until nothing is left to learn; return whether that was reached.
@@ -241,6 +246,10 @@ class _Work:
         if not isinstance(known, Point):
             workload = line.workload(load)
             runs = self._measured(workload, arm)
+            while self._can_be_faster(runs):
+                self._clients *= 2
+                self._console.say(f"{arm.name}: the client could not keep up; again with {self._clients} processes")
+                runs = self._measured(workload, arm)
             if not (runs and all(run.is_complete for run in runs)):
                 return
             known = self._point(arm, runs)
@@ -249,9 +258,17 @@ class _Work:
         line.learn(load, known)
         self._view.keep(known)
 
+    def _can_be_faster(self, runs: list[Record]) -> bool:
+        """Return whether the client distorted runs, and more processes may not."""
+        is_limited = any(is_client_limited(run.notes) for run in runs)
+        return is_limited and 2 * self._clients <= (os.cpu_count() or 1) and not self._interrupt.is_asked
+
     def _measured(self, workload: Workload, arm: Arm) -> list[Record]:
         runs: list[Record] = []
         experiment = self._asked.experiment
+        assert arm.settings.client is not None
+        client = replace(arm.settings.client, clients=self._clients)
+        arm = replace(arm, settings=replace(arm.settings, client=client))
         for run in runs_of([arm], experiment.repeats, experiment.seed):
             self._view.begin(arm)
             with self._interrupt.obeyed():

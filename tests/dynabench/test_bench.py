@@ -16,6 +16,7 @@ from dynabench.bench.workload import Requests
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.live.enough import Enough, width
 from dynabench.live.known_server import MODEL
+from dynabench.live.run import measure
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
 from dynabench.live.timeline import Timeline
@@ -254,3 +255,26 @@ def test_the_command_measures_an_endpoint(url, tmp_path):
     nobody = commands.dynabench("bench", "http://127.0.0.1:9", cwd=tmp_path)
     assert (nobody.returncode, nobody.stdout) == (2, "")
     assert nobody.stderr.startswith("dynabench: no server responds at http://127.0.0.1:9")
+
+
+def test_a_load_is_measured_again_with_more_processes_if_the_client_could_not_keep_up(
+    url, tmp_path, monkeypatch, capsys
+):
+    seen = []
+
+    def measured(run, workload, **options):
+        client = run.settings.client
+        seen.append(client.clients)
+        alone = replace(run.settings, client=replace(client, clients=1))
+        record = measure(replace(run, arm=replace(run.arm, settings=alone)), workload, **options)
+        return replace(record, notes=("the client used 95% of a core",)) if client.clients == 1 else record
+
+    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    _, _, found = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
+    assert seen == [1, 2, 2]
+    assert [point.notes for point in found.points] == [[], []]
+    assert "concurrency 1: the client could not keep up; again with 2 processes" in capsys.readouterr().out
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    _, _, found = run_bench(asked(url, out=tmp_path / "c"), console=Terminal())
+    assert found.verdict.count("Not valid at ") == 2
