@@ -1,5 +1,6 @@
 """Commands that read results: report, compare, export."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -146,13 +147,34 @@ def finish_sweep(
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
-def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
+def export(
+    results: Path,
+    out: Path,
+    /,
+    *,
+    to: Literal[
+        "csv",
+        "csv-arms",
+        "parquet",
+        "json",
+        "markdown",
+        "openmetrics",
+        "aiperf",
+        "guidellm",
+        "vllm-bench",
+        "sglang-bench",
+        "llm-d",
+        "png",
+    ] = "csv",
+) -> None:
     """Export a results folder's figures or charts in another format.
 
     Args:
         results: The folder; for png, also that of a sweep or plan.
-        out: The file to write (for png, the folder); it must not exist.
-        to: What to write: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm), png
+        out: The file to write (for aiperf, vllm-bench and png, the folder); it must not exist.
+        to: What to write: csv or parquet (a row per request), csv-arms (a row per arm), json (the summary, with its
+            schema), markdown (the table), openmetrics (for Prometheus), or what another tool would have written of each
+            run: aiperf, guidellm, vllm-bench or sglang-bench (bench_serving); llm-d (a Benchmark Report per arm), png
             (the charts, one file each).
     """
     if to == "png":
@@ -161,12 +183,25 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
         return
     manifest, runs = folder.read(results)
     try:
+        if to == "aiperf" or to == "vllm-bench":
+            _write_files(out, exports.export_files(manifest, runs, to))
+            return
         data = exports.export(manifest, runs, to)
     except ValueError as error:
         raise UserError(f"{results}: {error}") from error
     with new_file(out) as file:
         file.write(data)
     print(printable(str(out)))
+
+
+def _write_files(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a new folder, and print their names."""
+    out.mkdir()
+    for name, data in files.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        with new_file(out / name) as file:
+            file.write(data)
+        print(printable(str(out / name)))
 
 
 def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
