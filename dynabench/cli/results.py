@@ -23,7 +23,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, pictures
+from reports import exports, folder, pictures, theirs
 from reports.gate import POINTS, RUNS, of_summary, of_sweep
 from reports.key import key_of, with_short_names
 from reports.summarize import summary_of
@@ -33,6 +33,7 @@ from reports.sweep import table as sweep_table
 from reports.sweep.points import Sweep
 from reports.tables import comparison as tables
 from reports.tables import use as use_tables
+from reports.theirs import comparison as their_table
 from reports.verdicts import headline
 
 
@@ -69,16 +70,19 @@ def compare(
 ) -> int:
     """Compare earlier runs side by side, with the first as the baseline.
 
-    Sweeps are merged into one table; they must have the same workload and limits.
+    Sweeps are merged into one table; they must have the same workload and limits. Files that other tools wrote are
+    read too: AIPerf, guidellm, vllm bench serve, SGLang's bench_serving.
 
     Exit code 1: a run is not valid, or --fail-if applies.
 
     Args:
-        results: Results folders, or folders of sweeps.
+        results: Results folders, folders of sweeps, or files of other tools.
         out: Write a results folder for the comparison, with charts and report.
         gate_config: When to exit with 1.
         output: What to print.
     """
+    if any(theirs.is_theirs(each) for each in results):
+        return _compare_theirs(results, out, gate_config, output)
     if out is not None:
         folder.check_new(out)
     if any(sweep_report.is_sweep(each) for each in results):
@@ -115,6 +119,40 @@ def finish_runs(
     output.document(out, summary.as_json() | gates_as_json(found))
     checks, wall_s = checks_of(summary), wall_s_of(manifest)
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
+
+
+def _compare_theirs(results: list[Path], out: Path | None, gate_config: GateConfig, output: RunsOutputConfig) -> int:
+    """Compare runs of which some were measured by other tools."""
+    file = next(each for each in results if theirs.is_theirs(each))
+    if out is not None:
+        raise UserError(f"--out needs results folders, but {file} is the output of another tool")
+    with plain_errors():
+        gates = gate_config.gates(RUNS)
+    if scheduled := [gate for gate in gates if gate.metric in ("ttft", "e2e")]:
+        raise UserError(f"fail_if '{scheduled[0]}': other tools measure from sending; use {scheduled[0].metric}_sent")
+    found = theirs.read_all(results)
+    summary, console = their_table.summarize(found), output.terminal()
+    judged = of_summary(summary, gates)
+    if output.markdown:
+        print(their_table.markdown(found))
+    else:
+        print_theirs(found, summary, console, is_whole=output.all_metrics)
+    print_results(judged, console)
+    lacks = {name: list(run.lacks) for name, run in found.items()}
+    output.document(None, summary.as_json() | {"lacks": lacks} | gates_as_json(judged))
+    return finish(gate_config, their_table.TITLE, checks_of(summary), judged, wall_s={}, console=console)
+
+
+def print_theirs(found: Mapping[str, theirs.Measured], summary: Summary, console: Terminal, *, is_whole: bool) -> None:
+    """Print runs of several tools, and what is not known of them."""
+    for note in headline.notes(summary):
+        console.say(f"not valid: {note}", style="red")
+    for table in their_table.grid(found, is_whole=is_whole).tables(console.width, key_of(list(found))):
+        console.print(table)
+    for line in (summary.verdict, *their_table.remarks(found)):
+        console.say(printable(line))
+    if not is_whole:
+        console.say("More metrics: --all-metrics.")
 
 
 def _compare_sweeps(results: list[Path], out: Path | None, gate_config: GateConfig, output: OutputConfig) -> int:

@@ -55,18 +55,18 @@ def _export(manifest: Manifest, run: Record, begun: datetime.datetime) -> dict[s
 
 
 def _counted(answers: Answers, duration_s: float) -> dict[str, Any]:
-    """Return counts and rates, from the first request's sending to the last token."""
-    prompts, tokens, failed = int(answers.isl.sum()), int(answers.osl.sum()), answers.num_failed
+    """Return counts, the time from the first request's sending to the last token, and rates over the whole phase."""
+    wall_s, prompts, tokens, failed = answers.wall_s, int(answers.isl.sum()), int(answers.osl.sum()), answers.num_failed
     attempted = len(answers) + failed
     values = {
         "request_count": (float(len(answers)), "requests"),
         "completed_request_count": (float(attempted), "requests"),
         "request_error_rate": (100.0 * failed / attempted, "%"),
         "benchmark_duration": (duration_s, "sec"),
-        "request_throughput": (len(answers) / duration_s, "requests/sec"),
-        "output_token_throughput": (tokens / duration_s, "tokens/sec"),
-        "input_token_throughput": (prompts / duration_s, "tokens/sec"),
-        "total_token_throughput": ((prompts + tokens) / duration_s, "tokens/sec"),
+        "request_throughput": (len(answers) / wall_s, "requests/sec"),
+        "output_token_throughput": (tokens / wall_s, "tokens/sec"),
+        "input_token_throughput": (prompts / wall_s, "tokens/sec"),
+        "total_token_throughput": ((prompts + tokens) / wall_s, "tokens/sec"),
         "total_isl": (float(prompts), TOKENS),
         "total_osl": (float(tokens), TOKENS),
         **({"error_request_count": (float(failed), "requests")} if failed else {}),
