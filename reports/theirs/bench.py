@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from reports.figures import metrics
 from reports.figures.metrics import Statistics, Throughput
 from reports.record.records import MAX_S, Record, Requests
 from reports.theirs.measured import Measured, gap_rows, of_figures, of_runs, statistics
@@ -33,6 +34,7 @@ class BenchRun(msgspec.Struct, frozen=True):
     num_prompts: Count | None = None
     request_rate: float | str | None = None
     max_concurrency: int | None = None
+    latencies: list[Seconds] | None = None
 
 
 class Detailed(msgspec.Struct, frozen=True):
@@ -132,13 +134,16 @@ def _figures(value: dict[str, Any], tool: str, end_to_end: str, *lacks: str) -> 
         known = {ours: value.get(f"{theirs}_{name}_ms") for ours, theirs in keys.items()}
         return statistics(count, msgspec.convert(known, dict[str, Annotated[float, Meta(le=MAX_S)] | None]))
 
+    whole = figures(end_to_end, run.completed)
+    if not whole.count and run.latencies:  # vLLM keeps these, and leaves E2EL out unless it is asked for
+        whole = metrics.describe(np.array([latency for latency in run.latencies if latency > 0]))
     num_gaps = max(run.total_output_tokens - run.completed, 0)
     return of_figures(
         {
             "ttft": figures("ttft", run.completed),
             "tpot": figures("tpot", run.completed),
             "itl": figures("itl", num_gaps),
-            "e2e": figures(end_to_end, run.completed),
+            "e2e": whole,
         },
         answered=run.completed,
         failed=failed,

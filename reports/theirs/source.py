@@ -6,8 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from foundation.errors import UserError
 from foundation.text import one_line
 from reports.theirs import aiperf, bench, guidellm
@@ -49,8 +47,10 @@ def read_theirs(path: Path) -> dict[str, Measured]:
             if objects and is_like(objects[0]):
                 found = read(objects)
                 return {name: replace(run, load=run.load or _load_beside(path)) for name, run in found.items()}
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, msgspec.ValidationError) as error:
+    except (OSError, ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read ({one_line(error)})") from error
+    if objects and str(objects[0].get("schema", "")).startswith("dynabench."):
+        raise UserError(f"{file} is ours; give the results folder that it is from")
     looked_for = "; ".join(what for what, _, _ in READERS)
     raise UserError(f"{file}: not the output of a tool that is known here; looked for {looked_for}")
 

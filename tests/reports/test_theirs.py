@@ -51,6 +51,12 @@ def test_vllms_plain_run_has_figures_without_intervals_and_says_so(vllm, tmp_pat
     assert measured.arm.throughput.requests_per_s == vllm["request_throughput"]
 
 
+def test_vllms_plain_run_has_latencies_where_it_was_not_asked_for_figures_of_them(vllm, tmp_path):
+    names = [name for name in vllm if name.endswith("_e2el_ms")] + ["start_times"]
+    value = {key: one for key, one in vllm.items() if key not in names} | {"latencies": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert only(written(tmp_path / "v.json", value)).arm.e2e.mean == 3.0  # 0 is a failure
+
+
 def test_a_failed_request_of_vllm_is_a_failure(vllm, tmp_path):
     vllm["errors"][0], vllm["ttfts"][0], vllm["latencies"][0], vllm["itls"][0] = "500", 0.0, 0.0, []
     arm = only(written(tmp_path / "v.json", vllm)).arm
@@ -169,6 +175,8 @@ def test_what_is_wrong_in_a_file_is_named(vllm, tmp_path, change, problem):
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
+        ('{"schema": "dynabench.summary/2"}', "is ours; give the results folder that it is from"),
+        ('{"request_latency": {"unit": "ms"}, "request_count": {"unit": "requests", "avg": 1e999}}', "cannot be read"),
         ("{}", "not the output of a tool that is known here; looked for guidellm's report"),
         ("", "not the output of a tool"),
         ("[]", r"a JSON object is expected, but there is \[\]"),
