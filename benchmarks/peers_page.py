@@ -94,6 +94,18 @@ def errors(found: Found, job: dict[str, Any]) -> Table:
     return lines
 
 
+def doubts(found: Found, job: dict[str, Any]) -> list[str]:
+    """Say what clients say against their own measurements."""
+    its = {
+        client: [run["notes"] for run in found.of(client, job["name"]) if "notes" in run] for client in found.clients
+    }
+    return [
+        f"- {NAMES[client]} itself calls {len(notes)} of {len(found.of(client, job['name']))} rounds not valid: {notes[0][0]}."
+        for client, notes in its.items()
+        if notes
+    ]
+
+
 FIGURES = (("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"), ("itl", "p99"))
 
 
@@ -174,6 +186,7 @@ def page(found: Found) -> str:
             f"{job['requests']:,} requests of {job['tokens']} tokens, {job['streams']:,} at a time; {delays}.",
             "",
             *speeds(found, job),
+            *(["", *said] if (said := doubts(found, job)) else []),
         ]
         if job["is_timed"]:
             lines += ["", "A client's figure minus that of the server's stamps (ms):", "", *errors(found, job)]
@@ -194,6 +207,8 @@ def page(found: Found) -> str:
         "that of all processes of a client, with its report, less what a run of one request takes.",
         "",
         "- *Time between tokens* is a request's own mean: AIPerf's and guidellm's ITL, vLLM's, SGLang's and our TPOT.",
+        "- Answers have one length, so requests come in waves, which is the hardest case for a client; the first wave",
+        "  also opens its connections.",
         "- SGLang's ends with the stream, not with its last token.",
         "- Where the server, or the machine, is full, requests/s are not those of a client; CPU time still is.",
         "",

@@ -62,6 +62,15 @@ def test_what_a_client_cannot_do_is_said_where_its_figures_would_be():
     assert "| `vllm bench serve` 0.32 | it always streams | | | |" in text
 
 
+def test_what_a_client_says_against_its_own_rounds_is_on_the_page():
+    text = page(
+        ran("dynabench", "start-up", 1.0),
+        timed("dynabench", 2.0, [50, 60], [10, 10]) | {"notes": ["the client was late"]},
+        timed("dynabench", 2.0, [50, 60], [10, 10]),
+    )
+    assert "- dynabench itself calls 1 of 2 rounds not valid: the client was late." in text
+
+
 def test_rounds_are_a_median_with_their_range():
     assert peers_page.spread([3.0, 1.0, 2.0]) == "2 (1 to 3)"
     assert peers_page.spread([]) == "n/a"
