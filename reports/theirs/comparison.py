@@ -55,7 +55,8 @@ def summarize(found: Mapping[str, Measured]) -> Summary:
 
 def grid(found: Mapping[str, Measured], *, is_whole: bool = True) -> Grid:
     """Return a table with a column per run; what is not known in any is left out."""
-    runs = list(found.values())
+    runs, base = list(found.values()), bases(found)
+    against = next(iter(found)) if len(set(base.values())) == 1 else "the first of its load"
     rows = [
         ("measured by", [run.tool for run in runs]),
         ("load", [run.load or "n/a" for run in runs]),
@@ -70,7 +71,7 @@ def grid(found: Mapping[str, Measured], *, is_whole: bool = True) -> Grid:
             for statistic in (STATISTICS if is_whole else KEY)
         ]
         if metric in FROM_SENT and len(runs) > 1:
-            rows.append((f"{LABELS[metric]} mean vs {next(iter(found))}", _changes(runs, metric)))
+            rows.append((f"{LABELS[metric]} mean vs {against}", _changes(found, base, metric)))
     rates: dict[str, Callable[[ArmSummary], float | None]] = {
         "requests/s": lambda arm: arm.throughput.requests_per_s,
         "output tokens/s": lambda arm: arm.throughput.output_tokens_per_s,
@@ -93,20 +94,30 @@ def remarks(found: Mapping[str, Measured]) -> list[str]:
     ]
 
 
+def bases(found: Mapping[str, Measured]) -> dict[str, str]:
+    """Return what each run but the first is compared with: the first that did such work at such a load, or the first."""
+    first, *others = found
+    names = list(found)
+    return {
+        name: next((one for one in names[:place] if not _other_work(found[one], found[name])), first)
+        for place, name in enumerate(others, 1)
+    }
+
+
 def verdict(found: Mapping[str, Measured]) -> list[str]:
-    """Say how the runs differ from the first, as far as that can be said."""
-    (base, first), *others = found.items()
-    if not others:
-        return [f"Only {base} was read; give another file or results folder to compare it."]
+    """Say how the runs differ from those that they are compared with, as far as that can be said."""
+    base = bases(found)
+    if not base:
+        return [f"Only {next(iter(found))} was read; give another file or results folder to compare it."]
     said, apart = [NOT_PAIRED], dict[str, list[str]]()
-    for name, run in others:
-        if other := _other_work(first, run):
-            apart.setdefault(other, []).append(name)
+    for name, other in base.items():
+        if what := _other_work(found[other], found[name]):
+            apart.setdefault(what, []).append(name)
             continue
-        changes = {metric: change for metric in ("ttft", "tpot") if (change := between(first, run, metric))}
-        said += [_sentence(metric, name, base, change) for metric, change in changes.items()]
+        changes = {metric: between(found[other], found[name], metric) for metric in ("ttft", "tpot")}
+        said += [_sentence(metric, name, other, change) for metric, change in changes.items() if change]
     return said + [
-        f"{listed(names)} had other {what} than {base}, so their times do not compare servers."
+        f"{listed(names)} had other {what} than {next(iter(found))}, so their times do not compare servers."
         for what, names in apart.items()
     ]
 
@@ -150,8 +161,8 @@ def _cell(arm: ArmSummary, metric: str, statistic: str) -> str:
     return f"{milliseconds(figures.at(statistic))}{ends}"
 
 
-def _changes(runs: list[Measured], metric: str) -> list[str]:
-    return ["-", *(_change(between(runs[0], run, metric)) for run in runs[1:])]
+def _changes(found: Mapping[str, Measured], base: Mapping[str, str], metric: str) -> list[str]:
+    return ["-", *(_change(between(found[other], found[name], metric)) for name, other in base.items())]
 
 
 def _change(change: Change | None) -> str:

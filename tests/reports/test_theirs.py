@@ -148,6 +148,23 @@ def test_two_means_differ_with_the_interval_of_both():
     assert "profile_export.jsonl had other prompts than vllm-bench.json" in said
 
 
+def test_runs_are_compared_at_the_same_load(tmp_path):
+    again = tmp_path / "again.json"
+    again.write_text((SAMPLES / "guidellm.json").read_text())
+    found = theirs.read_all([SAMPLES / "guidellm.json", again])
+    assert comparison.bases(found) == {
+        "guidellm.json 2 at a time": "guidellm.json 1 at a time",
+        "again.json 1 at a time": "guidellm.json 1 at a time",
+        "again.json 2 at a time": "guidellm.json 2 at a time",
+    }
+    said = comparison.verdict(found)
+    assert said[-1] == (
+        "guidellm.json 2 at a time had other load than guidellm.json 1 at a time, so their times do not compare servers."
+    )
+    assert "TTFT from sent of again.json 2 at a time and guidellm.json 2 at a time may be equal" in " ".join(said)
+    assert "TTFT from sent mean vs the first of its load" in dict(comparison.grid(found).rows)
+
+
 def test_what_is_known_in_no_run_is_left_out_of_the_table():
     found = theirs.read_all([SAMPLES / "sglang-bench.jsonl"])
     labels = [label for label, _ in comparison.grid(found).rows]
