@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from dynabench.live.bodies import MeasuredServer
 from dynabench.live.http_client import clock
 from dynabench.live.run import measure
 from dynabench.live.scrape import ScrapeError, published, values
-from dynabench.live.server_names import SERVERS
+from dynabench.live.server_names import SERVERS, VLLM
 from dynabench.live.server_reading import known_names
 from dynabench.live.server_watch import ServerWatch
 from reports.record.records import Requests
@@ -21,6 +23,7 @@ from serving.stand_in.config import StandInConfig
 from tests.support.stand_ins import served_in_thread
 from workloads import Request, Workload
 
+RECORDED = Path(__file__).parent.parent / "stand_in" / "vllm_metrics.json"
 TEN = Requests.of(
     intended_s=np.zeros(10),
     sent_s=np.zeros(10),
@@ -356,3 +359,13 @@ def test_of_an_exporter_the_host_is_enough():
 def test_results_name_exporters_without_their_passwords():
     shown = ClientConfig(url="http://h", metrics_url=("http://me:secret@h:9400",)).shown
     assert "secret" not in str(shown["metrics_url"])
+
+
+def test_vllm_s_names_are_those_that_a_real_one_publishes():
+    """As recorded: the first name of each figure, with the kind that it is read as."""
+    families = json.loads(RECORDED.read_text())["default"]
+    kinds = {name: family["type"] for name, family in families.items()}
+    counted = [*(names[0] for names in VLLM.counts.values()), VLLM.hits[0].part, *VLLM.hits[0].whole]
+    assert {kinds[names[0]] for names in VLLM.states.values()} == {"gauge"}
+    assert {kinds[names[0]] for names in VLLM.times.values()} == {"histogram"}
+    assert {kinds[name.removesuffix("_total")] for name in counted} == {"counter"}
