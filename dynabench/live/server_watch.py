@@ -50,6 +50,8 @@ from reports.record.server import MOST_SAMPLES, ServerSample, ServerUse
 from serving.runtime.config import masked
 
 EVERY_S = 1.0
+FIRST = 0.25
+"""When the first sample is taken, in such times: a short run has one, too, and it is not of the idle server."""
 LATE_S = 1.0
 """How long after the last answer the server may take to count it."""
 PATHS = ("/metrics", "/prometheus/metrics")
@@ -94,12 +96,13 @@ class Source:
 class ServerWatch:
     """What a server says of itself from `watching` to `finish`."""
 
-    def __init__(self, target: MeasuredServer, others: Sequence[str] = ()) -> None:
+    def __init__(self, target: MeasuredServer, others: Sequence[str] = (), *, every_s: float = EVERY_S) -> None:
         """Prepare to watch.
 
         Args:
             target: the measured server.
             others: URLs of further exporters: of its workers, of its GPUs.
+            every_s: time between two samples.
         """
         self._target = target
         self._others = tuple(dict.fromkeys(others))
@@ -107,7 +110,7 @@ class ServerWatch:
         self._samples: list[ServerSample] = []
         self._gpus = GpuSums()
         self._problems: list[str] = []
-        self._every_s = EVERY_S
+        self._every_s = every_s
         self._begun_s = clock()
         self._session: aiohttp.ClientSession | None = None
         self._sampling: asyncio.Task[None] | None = None
@@ -133,7 +136,6 @@ class ServerWatch:
             start_s: time 0 of the run, on our clock.
         """
         await self._stop()
-        await self._sample()
         client = client_side(requests)
         until_s = clock() + LATE_S
         while True:
@@ -177,9 +179,10 @@ class ServerWatch:
         return None
 
     async def _keep_sampling(self) -> None:
+        await asyncio.sleep(self._every_s * FIRST)
         while self._sources:
-            await asyncio.sleep(self._every_s)
             await self._sample()
+            await asyncio.sleep(self._every_s)
 
     async def _sample(self) -> None:
         """Note the present state; if an exporter does not answer, that is a gap."""

@@ -95,11 +95,16 @@ def watched(before, after, *, requests=TEN, others=None, seen=None, path="/metri
     async def run():
         says = {path: before} | ({"/others": others[0]} if others else {})
         async with serving(says, seen) as url:
-            watch = ServerWatch(MeasuredServer(url, "m", **target), (f"{url}/others",) if others else ())
+            others_url = (f"{url}/others",) if others else ()
+            watch = ServerWatch(MeasuredServer(url, "m", **target), others_url, every_s=0.002)
             async with watch.watching():
                 says[path] = after
                 if others:
                     says["/others"] = others[1]
+                for _ in range(20 * bool(watch._sources)):
+                    await asyncio.sleep(0.005)
+                    if watch._samples:
+                        break
                 return await watch.finish(requests, clock())
 
     return asyncio.run(run())
@@ -119,7 +124,7 @@ def test_what_two_engines_added_during_the_run_is_added_up():
     assert use.problems == ()
     assert (use.requests, use.preemptions, use.prompt_tokens, use.output_tokens) == (10, 1, 1000, 80)
     assert (use.hit_tokens, use.looked_up_tokens) == (250, 1000)
-    [sample] = use.samples
+    sample = use.samples[0]
     assert (sample.running, sample.waiting) == (6, 4)
     assert sample.kv == pytest.approx(0.15)
     ttft = use.times["ttft"]
@@ -286,12 +291,11 @@ def test_a_key_is_sent_to_the_server_and_to_nobody_else():
 
 def test_a_longer_run_is_sampled_less_often(monkeypatch):
     monkeypatch.setattr(server_watch, "MOST_SAMPLES", 8)
-    monkeypatch.setattr(server_watch, "EVERY_S", 0.001)
     monkeypatch.setattr(server_watch, "LATE_S", 0.0)
 
     async def run():
         async with serving({"/metrics": vllm(10)}) as url:
-            watch = ServerWatch(MeasuredServer(url, "m"))
+            watch = ServerWatch(MeasuredServer(url, "m"), every_s=0.001)
             async with watch.watching():
                 while watch._every_s < 0.004:
                     await asyncio.sleep(0.001)
