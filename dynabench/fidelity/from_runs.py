@@ -31,7 +31,7 @@ from mocker import EngineConfig
 from mocker.timing.calibrated import StepCosts
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
-from reports.figures.metrics import of_each
+from reports.figures.metrics import of_each, share
 from reports.record.records import Record
 
 Rows = npt.NDArray[np.intp]
@@ -40,6 +40,8 @@ THIRDS = 3
 LEAST_EACH = 8
 """Fewest requests of a group of prompt lengths; with fewer, all prompts are one group."""
 UNITS = ("step", "sequence", "prompt token", "pair of tokens", "request outside the engine")
+HITS_OFF = 0.05
+"""Hit shares that differ by more are of caches that differ."""
 DISTINCT = 1.2
 """Two loads whose requests in flight differ by less than this factor are one load."""
 TOLD = ("num_gpu_blocks", "async_scheduling")
@@ -64,6 +66,8 @@ class LoadErrors:
     ttft: float
     tpot: float | None
     """None if no answer has two tokens."""
+    hit_share: float | None = None
+    """The share of prompt tokens that the simulation found in its prefix cache."""
 
 
 class Fitting:
@@ -190,8 +194,20 @@ def described(found: dict[str, Any], out: Path) -> list[str]:
     lines.append(
         f"it covers {first['in_flight']:.1f} to {last['in_flight']:.1f} requests in flight; beyond them it extrapolates"
     )
+    lines += _doubts(found["covers"])
     flags = "".join(f" {flag}" for flag in _flags(found["engine"]))
     return [*lines, f"use it: dynabench simulate --timing-file {out} --workers {found['workers']}{flags}"]
+
+
+def _doubts(loads: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield what makes the fit doubtful, although its errors may be small."""
+    for load in loads:
+        real, simulated = load["hit_share"], load["simulated_hit_share"]
+        if real is not None and simulated is not None and abs(real - simulated) > HITS_OFF:
+            yield (
+                f"{load['load']}: the server found {real:.0%} of the prompt tokens in its cache, the simulation {simulated:.0%}: do "
+                "--enable-prefix-caching, --block-size and --num-gpu-blocks fit the server?"
+            )
 
 
 def _flags(engine: dict[str, Any]) -> Iterator[str]:
@@ -255,7 +271,8 @@ def _compared(load: MeasuredLoad, run: Record, groups: Sequence[Rows]) -> Floats
 def _errors(load: MeasuredLoad, run: Record) -> LoadErrors:
     ttft, tpot = (_by_number(load, run, name) for name in ("ttft", "tpot"))
     has_tpot = not np.isnan(load.tpot_s).all()
-    return LoadErrors(load.name, _off(ttft, load.ttft_s), _off(tpot, load.tpot_s) if has_tpot else None)
+    hits = share(run.requests.cached_tokens, run.requests.isl)
+    return LoadErrors(load.name, _off(ttft, load.ttft_s), _off(tpot, load.tpot_s) if has_tpot else None, hits)
 
 
 def _by_number(load: MeasuredLoad, run: Record, name: str) -> Floats:
@@ -284,6 +301,8 @@ def _covered(load: MeasuredLoad, errors: LoadErrors) -> dict[str, Any]:
         "ttft_error_percent": round(errors.ttft * 100, 2),
         "tpot_error_percent": None if errors.tpot is None else round(errors.tpot * 100, 2),
         "prompts_share_nothing": load.shares_nothing,
+        "hit_share": load.hit_share,
+        "simulated_hit_share": errors.hit_share,
     }
 
 

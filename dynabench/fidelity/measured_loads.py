@@ -13,7 +13,7 @@ from dynabench.experiment.source import load_workload
 from foundation.errors import UserError
 from foundation.text import one_line
 from reports import folder
-from reports.figures.metrics import of_each
+from reports.figures.metrics import of_each, share
 from reports.record.records import Record
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
@@ -41,6 +41,8 @@ class MeasuredLoad:
     in_system: float
     """The mean number of requests in flight."""
     model: str
+    hit_share: float | None
+    """The share of prompt tokens that the server found in its prefix cache, if it or its answers say so."""
     shares_nothing: bool
     """Whether prompts are taken to share no prefix, because they were not those of the workload."""
 
@@ -109,8 +111,16 @@ def _load(path: Path, manifest: dict[str, Any], run: Record) -> MeasuredLoad:
         isl,
         busy_s / max(span_s, 1e-9),
         str(client.get("url") or ""),
+        _hit_share(run),
         shares_nothing,
     )
+
+
+def _hit_share(run: Record) -> float | None:
+    said = share(run.requests.cached_tokens, run.requests.isl)
+    if said is None and run.server is not None and run.server.looked_up_tokens and run.server.hit_tokens is not None:
+        return run.server.hit_tokens / run.server.looked_up_tokens
+    return said
 
 
 def _workload(manifest: dict[str, Any], shape: ShapeConfig) -> Workload:

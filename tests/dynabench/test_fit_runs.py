@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -98,6 +99,11 @@ def longer(record):
     return dataclasses.replace(record, requests=record.requests.replace(isl=record.requests.isl * 3 // 2))
 
 
+def hitting(record):
+    """A server that found half of each prompt in its cache, although prompts share nothing."""
+    return dataclasses.replace(record, requests=record.requests.replace(cached_tokens=record.requests.isl // 2))
+
+
 def failing(record):
     """A server that refused everything."""
     return dataclasses.replace(record, requests=record.requests.replace(error=["no"] * len(record.requests)))
@@ -123,6 +129,25 @@ def test_only_live_runs_with_answers_are_fitted_to(measured):
         read_loads((measured(1, is_live=False),))
     with pytest.raises(UserError, match="endpoint has no answers"):
         read_loads((measured(1, change=failing),))
+
+
+def test_another_cache_than_the_server_s_is_said():
+    covered = {"load": "at-4", "in_flight": 4.0, "isl": [1, 2], "ttft_error_percent": 0.0, "tpot_error_percent": None}
+    found = {"fitted_to": "x", "held_out_percent": {}, "workers": 1, "engine": {}}
+
+    def lines(real, simulated):
+        loads = [covered | {"hit_share": real, "simulated_hit_share": simulated}] * 2
+        return " ".join(described(found | {"covers": loads}, Path("c.json")))
+
+    assert "at-4: the server found 50% of the prompt tokens in its cache, the simulation 0%: do --enable" in lines(
+        0.5, 0.0
+    )
+    assert "in its cache" not in lines(0.5, 0.48) + lines(None, 0.5)
+
+
+def test_the_share_of_hits_is_what_answers_say(measured):
+    [load] = read_loads((measured(1, change=hitting),))
+    assert load.hit_share == pytest.approx(0.5, abs=0.01)
 
 
 def test_a_file_is_not_replaced(measured, tmp_path):
