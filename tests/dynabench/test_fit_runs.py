@@ -94,6 +94,15 @@ def test_a_load_between_two_others_is_held_out(measured, tmp_path):
     assert "held out, each load between two others predicted from them" in " ".join(described(found, tmp_path / "c"))
 
 
+def test_a_run_of_a_server_is_validated_with_what_was_fitted(measured, tmp_path):
+    fitted(tmp_path, measured(8), measured(1))
+    words = ("--real", measured(4), "--concurrency", "4", "--timing-file", tmp_path / "c.json")
+    workload = measured(4).parent / "w.jsonl"
+    done = dynabench("validate", workload, *words, "--fail-if", "tpot.mean > 5%", "--out", tmp_path / "v")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "round-robin" in done.stdout
+
+
 def longer(record):
     """A server whose tokenizer makes half as many tokens again of each prompt."""
     return dataclasses.replace(record, requests=record.requests.replace(isl=record.requests.isl * 3 // 2))
