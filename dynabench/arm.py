@@ -47,6 +47,14 @@ class ClientConfig:
     """With an https:// URL: accept certificates of this authority, too (PEM). The variable SSL_CERT_FILE replaces those
     that the system knows."""
 
+    server_metrics: bool = True
+    """With --url: ask the server for its metrics once a second, and set what it says of itself beside what is measured.
+    Each time costs it some milliseconds."""
+
+    metrics_url: tuple[str, ...] = ()
+    """With --url: read these metrics, too: of workers behind the server, or of a DCGM or nvidia_smi exporter of its GPUs
+    (http://host:port/metrics); may be repeated (default: none)."""
+
     clients: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that send requests from one schedule; more than one reach higher rates."""
 
@@ -70,6 +78,13 @@ class ClientConfig:
         if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
             name = "insecure" if self.insecure else "ca_file"
             raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
+        if self.metrics_url and (self.url is None or not self.server_metrics):
+            raise ValueError(
+                "metrics_url adds to the metrics of another server; give its --url, without --no-server-metrics"
+            )
+        for url in self.metrics_url:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"metrics_url must begin with http:// or https://, not {url!r}")
         _ = self.headers, self.body_fields
 
     @property
@@ -86,7 +101,11 @@ class ClientConfig:
     def shown(self) -> dict[str, Any]:
         """The settings as results hold them: without secrets."""
         said = dataclasses.asdict(self)
-        return said | {"url": self.url and masked(self.url), "header": list(map(masked_header, self.header))}
+        return said | {
+            "url": self.url and masked(self.url),
+            "header": list(map(masked_header, self.header)),
+            "metrics_url": list(map(masked, self.metrics_url)),
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
 from reports.record.pools import AdapterUse, DraftUse, EncoderUse, KvOverTime, LinkUse, PoolUse, TierUse
 from reports.record.records import MAX_S, Floats, Record
+from reports.record.server import ServerUse
 from reports.record.table import read_requests, write_requests
 from reports.summarize import summary_of
 from reports.summary import SMALLEST, Summary
@@ -175,6 +176,7 @@ class RunFacts(msgspec.Struct):
     encoders: tuple[EncoderUse, ...] = ()
     kv: tuple[KvOverTime, ...] = ()
     fleet: FleetUse | None = None
+    server: ServerUse | None = None
 
 
 class SentWorkload(msgspec.Struct):
@@ -388,7 +390,7 @@ def run_facts(run: Record) -> Manifest:
         "tiers": msgspec.to_builtins(run.tiers),
         "adapters": msgspec.to_builtins(run.adapters),
         "kv": msgspec.to_builtins(run.kv),
-    } | {name: msgspec.to_builtins(uses) for name in ("drafts", "encoders") if (uses := getattr(run, name))}
+    } | {name: msgspec.to_builtins(uses) for name in ("drafts", "encoders", "server") if (uses := getattr(run, name))}
 
 
 def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:

@@ -250,7 +250,7 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
         console.say(line)
     key = key_of(list(summary.arms))
     compared = tables.comparison(summary, is_whole=is_whole)
-    for grid in (compared, *use_tables.grids(summary)):
+    for grid in (compared, *use_tables.grids(summary, is_whole=is_whole)):
         for table in grid.tables(console.width, key):
             console.print(table)
     if unknown := tables.too_few(compared.rows):

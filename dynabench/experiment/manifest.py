@@ -144,7 +144,7 @@ def _command() -> str:
 
 
 HEADER = "--header"
-SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
+SERVERS = ("--url", "--metrics-url", "--etcd-endpoints", "--nats-server")
 """Flags whose values may hold a password before an @."""
 
 

@@ -24,6 +24,7 @@ from dynabench.live.fleet import num_ranks_of, offset_of, with_fleet
 from dynabench.live.http_client import clock
 from dynabench.live.kv_watch import KvWatch
 from dynabench.live.models import reported_context
+from dynabench.live.server_watch import ServerWatch
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.validity import spoilt
 from dynabench.live.view import View
@@ -88,16 +89,19 @@ def measure(
                 _check_fits(workload, target)
             if count := num_warmups(client, run.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
-            start = clock()
-            if on_start is not None:
-                on_start(start)
-            async with (
-                _watching_kv(target, run.deployment) if client.url is None else contextlib.nullcontext() as watch
-            ):
-                sent = await _send(run, client, workload, target, stop, view, enough)
-                wall_s = clock() - start
+            async with _watching_server(target, client) as server:
+                start = clock()
+                if on_start is not None:
+                    on_start(start)
+                async with (
+                    _watching_kv(target, run.deployment) if client.url is None else contextlib.nullcontext() as watch
+                ):
+                    sent = await _send(run, client, workload, target, stop, view, enough)
+                    wall_s = clock() - start
+                said = None if server is None else await server.finish(sent.requests, start)
             dead = stack.group.dead if stack is not None else []
             record = _record(run, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead)
+            record = replace(record, server=said)
             if watch is None or stack is None:
                 return record
             kv = _kv_use(run.deployment, watch)
@@ -153,6 +157,14 @@ def _num_workers(deployment: Deployment, client: ClientConfig, sent: ClientRecor
         return sum(map(num_ranks_of, deployment.pools))
     named = sent.requests.worker.compressed()
     return int(named.max()) + 1 if len(named) else 1
+
+
+def _watching_server(
+    target: MeasuredServer, client: ClientConfig
+) -> contextlib.AbstractAsyncContextManager[ServerWatch | None]:
+    if client.url is None or not client.server_metrics:
+        return contextlib.nullcontext()
+    return ServerWatch(target, client.metrics_url).watching()
 
 
 def _watching_kv(target: MeasuredServer, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from foundation.large import Cells, filled, let_go
 from reports.record.fleet import FleetUse
 from reports.record.pools import AdapterUse, DraftUse, EncoderUse, KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.server import ServerUse
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -341,6 +342,8 @@ class Record:
     """How full the KV of each pool was over time, if that is known."""
     fleet: FleetUse | None = None
     """How the number of workers changed, if that is known."""
+    server: ServerUse | None = None
+    """What a measured server says of itself, if it was asked."""
     gap_starts_s: Floats | None = None
     """When the first gap of each row of `gaps` began (s), if that is known; results folders do not have it."""
 
