@@ -111,6 +111,7 @@ def point_of(arm: Arm, runs: list[Record], limits: list[Condition], attainment: 
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
         series=_series(runs),
         too_little=sufficiency.remarks(runs[0].measured),
+        server=figures.server,
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
         requests=figures.requests,
         failed=figures.failed,

@@ -9,6 +9,7 @@ from reports.figures.fleet import FleetFigures
 from reports.figures.insight import Imbalance
 from reports.figures.metrics import Cache, Goodput, Statistics, Throughput
 from reports.figures.outcomes import Outcome, State, state_of
+from reports.figures.server import ServerFigures
 from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.figures.tiers import Hits, Spent
@@ -101,6 +102,8 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     with_failures: dict[str, Quantiles] = {}
     """Latencies with failures counted as infinite, by name; only if requests failed."""
     series: PointSeries | UnsetType = UNSET
+    server: ServerFigures | UnsetType = UNSET
+    """What the measured server says of itself; only if it was asked."""
     notes: list[str] = []
     """What makes its runs invalid."""
     too_little: list[str] = []
@@ -211,10 +214,12 @@ class Sweep(msgspec.Struct, frozen=True):
     """What came of drafts at each point; only if any speculates."""
     gains: Grid | None = None
     """Where speculation pays, by point."""
+    server: Grid | None = None
+    """What measured servers say of themselves at each point; only if any does."""
     best: dict[str, list[str]] = {}
     """The points that tie as best (within the limits, if any are), by the settings other than the router mode, as JSON."""
 
     @property
     def grids(self) -> list[Grid]:
         """The small tables after the table that are not empty."""
-        return [grid for grid in (self.split, self.drafts, self.gains, self.tiers) if grid is not None]
+        return [grid for grid in (self.split, self.drafts, self.gains, self.tiers, self.server) if grid is not None]

@@ -25,6 +25,7 @@ from reports.tables import drafts as draft_table
 from reports.tables import grid
 from reports.tables import tiers as tier_table
 from reports.tables.grid import Grid, GridColumn
+from reports.tables.server import server_grid
 from reports.tables.use import split_note
 from reports.verdicts.engines import engine_errors
 
@@ -65,6 +66,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         tiers=tier_table.swept(_points(rows), _axes(rows)),
         drafts=draft_table.swept_drafts(_points(rows)),
         gains=draft_table.swept_gains(_points(rows)),
+        server=server_grid({name: point.server or None for name, point in _points(rows).items()}, is_whole=False),
     )
 
 

@@ -1,10 +1,11 @@
 """What the measured server says of itself, beside what the client saw."""
 
+from collections.abc import Mapping
+
 from reports.figures.cells import milliseconds, number, share
 from reports.figures.server import STATES, TIMES, ServerFigures, StateFigures
 from reports.record.pools import GpuUse
 from reports.record.server import Bracket
-from reports.summary import Summary
 from reports.tables.grid import Grid
 
 PERCENTILES = ("p50", "p90", "p99")
@@ -17,9 +18,9 @@ BRIEF = ("prefill time", "ITL", "prompt tokens", "output tokens", *PERCENTILES)
 """What a terminal does not show unless asked for all."""
 
 
-def server_grid(summary: Summary, *, is_whole: bool = True) -> Grid | None:
-    """Lay out the server's figures by arm, all of them or those of most interest; None if no server said anything."""
-    its = [arm.server or None for arm in summary.arms.values()]
+def server_grid(of: Mapping[str, ServerFigures | None], *, is_whole: bool = True) -> Grid | None:
+    """Lay out servers' figures by arm, all of them or those of most interest; None if no server said anything."""
+    its = list(of.values())
     if not any(one and one.software for one in its) and not any(one and one.gpus for one in its):
         return None
     rows = [*_times(its), *_states(its), *_counts(its), *_gpus(its)]
@@ -27,7 +28,7 @@ def server_grid(summary: Summary, *, is_whole: bool = True) -> Grid | None:
     known = [(label, cells) for label, cells in rows if any(cell not in ("-", "n/a") for cell in cells)]
     if not is_whole:
         known = [row for row in known if not any(word in row[0] for word in BRIEF)]
-    return Grid(TITLE, list(summary.arms), known, _note(its, software))
+    return Grid(TITLE, list(of), known, _note(its, software))
 
 
 def _note(its: list[ServerFigures | None], software: str) -> str:

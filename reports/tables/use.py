@@ -22,7 +22,7 @@ def grids(summary: Summary, *, is_whole: bool = True) -> list[Grid]:
     found = (
         fleet_grid(summary),
         split_grid(summary),
-        server_grid(summary, is_whole=is_whole),
+        server_grid({name: arm.server or None for name, arm in summary.arms.items()}, is_whole=is_whole),
         draft_grid(summary),
         gain_grid(summary),
         pool_grid(summary),
