@@ -66,6 +66,10 @@ OTHER_KINDS = {
 """What other folders hold, by the name of their file, and how to get runs of it."""
 
 
+RUNS = "runs"
+"""Where the folder of a benchmark has the results folders of its loads."""
+
+
 class ReportError(UserError):
     """A results folder that cannot be written or read."""
 
@@ -255,6 +259,8 @@ def _refuse_other_kinds(folder: Path) -> None:
     """Refuse the folder of something that keeps no runs."""
     for kind, way_out in OTHER_KINDS.items():
         if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
+            if (folder / RUNS).is_dir():
+                way_out = f"{folder / RUNS} has those of each load"
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
 
 

@@ -15,10 +15,10 @@ from msgspec import structs
 
 from dynabench.arm import Arm, ClientConfig, Settings, runs_of
 from dynabench.bench.climb import Climb, Tried
-from dynabench.bench.endpoint import Endpoint, find
+from dynabench.bench.endpoint import PROBES, Endpoint, find
 from dynabench.bench.settings import BenchConfig, SentConfig
 from dynabench.bench.view import BenchView
-from dynabench.bench.workload import Requests
+from dynabench.bench.workload import LoadRequests, Requests
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.arms import arm_name
 from dynabench.experiment.manifest import manifest_of, now
@@ -36,7 +36,7 @@ from reports.figures.conditions import Condition
 from reports.figures.outcomes import Outcome
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
-from reports.sweep.curve import tokens_per_s
+from reports.sweep.curve import requests_per_s, tokens_per_s
 from reports.sweep.points import AnyPoint, Point, Sweep
 from workloads import Workload
 from workloads.pacing import LoadConfig
@@ -82,7 +82,7 @@ def run_bench(
         )
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
-    few = requests.of(LoadConfig(concurrency=1, measure_s=1.0), None, 1.0)
+    few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
     endpoints = [one for url in asked.urls for one in find(url, asked.config.model, asked.client, few)]
     out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
     if sweep_report.is_complete(out):
@@ -188,15 +188,20 @@ class _Line:
         changes = {**self._changes, self.loads.axis: value}
         return Arm(arm_name(changes), replace(_settings(self.endpoint), load=self._sent_as(load)), changes)
 
-    def workload(self, load: float) -> Workload:
-        """Return the requests for a load."""
+    def requests(self, arm: Arm, load: float) -> LoadRequests:
+        """Return what is sent at a load: no closed loop answers more a stream than with fewer streams."""
         rate = load if self.loads.axis == "rate" else None
-        return self._requests.of(self._sent_as(load), rate, self.endpoint.e2e_s)
+        below = self._below(load)
+        alone = 1 / max(self.endpoint.e2e_s, 1e-4)
+        each = alone if below is None else (requests_per_s(self.points[below]) or alone * below) / below
+        return self._requests.of(arm.settings.load, rate, each * load)
+
+    def _below(self, load: float) -> float | None:
+        return max((each for each in self.points if each < load), default=None)
 
     def _sent_as(self, load: float) -> LoadConfig:
         """Return how requests are sent: those that only fill the server do not count."""
-        longest_s = LONGEST * self._asked.config.duration_s
-        below = max((each for each in self.points if each < load), default=None)
+        longest_s, below = LONGEST * self._asked.config.duration_s, self._below(load)
         e2e_s = self.endpoint.e2e_s if below is None else self.points[below].e2e_sched.p90 or self.endpoint.e2e_s
         streams = int(load) if self.loads.axis == "concurrency" else None
         is_alone = streams == 1
@@ -244,16 +249,17 @@ class _Work:
         arm = line.arm(load)
         known = self._store.known(arm)
         if not isinstance(known, Point):
-            workload = line.workload(load)
-            runs = self._measured(workload, arm)
+            sent = line.requests(arm, load)
+            arm = replace(arm, settings=replace(arm.settings, shape=sent.shape))
+            runs = self._measured(sent.workload, arm)
             while self._can_be_faster(runs):
                 self._clients *= 2
                 self._console.say(f"{arm.name}: the client could not keep up; again with {self._clients} processes")
-                runs = self._measured(workload, arm)
+                runs = self._measured(sent.workload, arm)
             if not (runs and all(run.is_complete for run in runs)):
                 return
             known = self._point(arm, runs)
-            self._keep(workload, arm, runs)
+            self._keep(sent, arm, runs)
             self._store.keep(arm, known)
         line.learn(load, known)
         self._view.keep(known)
@@ -289,11 +295,12 @@ class _Work:
             point = structs.replace(point, outcomes=[*point.outcomes, missed])
         return point
 
-    def _keep(self, workload: Workload, arm: Arm, runs: list[Record]) -> None:
+    def _keep(self, sent: LoadRequests, arm: Arm, runs: list[Record]) -> None:
         """Keep the requests of a load, as a results folder of their own."""
         asked = self._asked
-        place = self._store.out / "runs" / re.sub(r"[^\w.]+", "-", arm.name)
-        manifest = manifest_of("wall", asked.files, workload, asked.experiment, arm.settings, [arm], runs)
+        place = self._store.out / folder.RUNS / re.sub(r"[^\w.]+", "-", arm.name)
+        manifest = manifest_of("wall", asked.files, sent.workload, asked.experiment, arm.settings, [arm], runs)
+        manifest["workload"] |= sent.described(max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
         manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}
         shutil.rmtree(place, ignore_errors=True)  # of an attempt that was killed before its point was kept
         folder.write(place, manifest, runs, with_charts=False)

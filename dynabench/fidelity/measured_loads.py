@@ -15,9 +15,11 @@ from foundation.text import one_line
 from reports import folder
 from reports.figures.metrics import of_each, share
 from reports.record.records import Record
+from reports.sweep.report import runs_within
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
+from workloads.synthesize import SynthConfig, synthesize
 
 OFF = 0.05
 """Relative difference of prompt lengths beyond which the server's prompts are not the workload's."""
@@ -58,7 +60,8 @@ def read_loads(folders: tuple[Path, ...]) -> list[MeasuredLoad]:
     Raises:
         UserError: a folder has no live run, a run has no answers, or its workload cannot be read any more.
     """
-    found = [load for path in folders for load in _loads_of(path)]
+    each = [path for given in folders for path in runs_within(given)]
+    found = [load for path in each for load in _loads_of(path)]
     return sorted(found, key=lambda load: load.in_system)
 
 
@@ -125,6 +128,9 @@ def _hit_share(run: Record) -> float | None:
 
 def _workload(manifest: dict[str, Any], shape: ShapeConfig) -> Workload:
     named, how = manifest["workload"]["file"], manifest["experiment"]
+    if synth := manifest["workload"].get("synth"):
+        config = msgspec.convert(synth, SynthConfig)
+        return Workload(manifest["workload"]["name"], config.block_size, synthesize(config))
     files = () if named == BUNDLED else tuple(map(Path, named.split(" ")))
     return load_workload(files, how["trace_block_size"], shape, how["seed"], how["format"], how["columns"])
 

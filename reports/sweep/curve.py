@@ -9,7 +9,7 @@ from reports.sweep.points import Point
 
 AXES = ("concurrency", "rate")
 """Settings that say how much is sent, in streams or requests per second."""
-LINES = ("router_mode", "endpoint", "model")
+LINES = ("router_mode", "endpoint", "model", "sweep")
 """Settings whose values have a curve each."""
 NEAR = 0.95
 """The share of the highest throughput from which on more load brings little."""

@@ -140,10 +140,10 @@ def test_the_width_of_an_interval_is_that_of_the_means_of_blocks():
 
 def test_requests_are_enough_for_the_time_of_a_load():
     requests = Requests((), SentConfig(isl=30, osl=4), ExperimentConfig(), ShapeConfig())
-    closed = requests.of(LoadConfig(concurrency=8, warmup_s=1, measure_s=4), None, 0.5)
-    assert len(closed) == 5 * 8 / 0.5 * 1.3 + 8
+    closed = requests.of(LoadConfig(concurrency=8, warmup_s=1, measure_s=4), None, 16.0).workload
+    assert len(closed) == 5 * 16 * 1.3 + 8
     assert {(one.input_length, one.output_length) for one in closed} == {(30, 4)}
-    opened = requests.of(LoadConfig(warmup_s=1, measure_s=4), 20.0, 0.5)
+    opened = requests.of(LoadConfig(warmup_s=1, measure_s=4), 20.0, 0.0).workload
     assert len(opened) == 101
     assert opened.columns.arrival_s[-1] == pytest.approx(5, rel=0.5)
     assert requests.name == "30 tokens in, 4 out"
