@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,16 @@ from dynabench.live.http_client import clock
 from dynabench.live.run import measure
 from dynabench.live.scrape import ScrapeError, published, values
 from dynabench.live.server_names import SERVERS, VLLM
-from dynabench.live.server_reading import known_names
+from dynabench.live.server_reading import (
+    counts_of,
+    gauges,
+    growing,
+    growth,
+    known_names,
+    sample_of,
+    software_of,
+    times_of,
+)
 from dynabench.live.server_watch import ServerWatch
 from reports.record.records import Requests
 from serving.stand_in.config import StandInConfig
@@ -373,3 +383,22 @@ def test_vllm_s_names_are_those_that_a_real_one_publishes():
     assert {kinds[names[0]] for names in VLLM.states.values()} == {"gauge"}
     assert {kinds[names[0]] for names in VLLM.times.values()} == {"histogram"}
     assert {kinds[name.removesuffix("_total")] for name in counted} == {"counter"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_metrics_are_read_or_refused(seed):
+    rng = random.Random(seed)
+    for _ in range(10):
+        text = bytearray((vllm(5) + vllm(9, engine=1)).encode())
+        for _ in range(rng.randint(1, 4)):
+            place = rng.randrange(len(text))
+            text[place : place + rng.randint(0, 20)] = rng.choice(
+                [b"", b"{", b'"', b"le", b"\n", b"1e999", b"\xff", b"-"]
+            )
+        names = published(bytes(text), known_names())
+        software = software_of(names)
+        with contextlib.suppress(ScrapeError):
+            added = growth({}, values(bytes(text), growing(software))) or {}
+            assert all(count >= 0 for count in counts_of(added, software, names).values())
+            assert all(one.count >= 0 for one in times_of(added, software).values())
+            sample_of(0.0, values(bytes(text), gauges(software, ())), software)
