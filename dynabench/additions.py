@@ -14,9 +14,11 @@ OWN_FIELDS = {
     "model": "use --model",
     "messages": "the workload has the prompts",
     "prompt": "the workload has the prompts",
+    "input": "the workload has the prompts",
     "stream": "answers are always streamed",
     "max_tokens": "the workload has the lengths; scale them with --osl-scale",
     "max_completion_tokens": "the workload has the lengths; scale them with --osl-scale",
+    "max_output_tokens": "the workload has the lengths; scale them with --osl-scale",
     "ignore_eos": "use --ends",
 }
 """Fields of a body that the load generator sets itself, and what to do instead."""

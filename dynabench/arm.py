@@ -3,15 +3,15 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from msgspec import Meta
 
 from dynabench.additions import masked_header, read_extra_body, read_headers
+from dynabench.apis import Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
 from dynabench.deployment.description import Deployment
 from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
-from workloads import Request
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -27,10 +27,16 @@ class ClientConfig:
     """What `dynabench run` measures, and how it sends requests."""
 
     url: str | None = None
-    """Measure this OpenAI endpoint (http://host:port) instead of starting a stack."""
+    """Measure this endpoint instead of starting a stack: http://host:port, with or without /v1 or the path of an API,
+    such as /v1/chat/completions."""
 
-    prompts: Literal["tokens", "text", "chat"] = "tokens"
-    """Send token ids; text, the workload's own or about as many words; or the same as chat messages (for endpoints without /v1/completions)."""
+    api: Api | None = None
+    """API that requests are sent to: OpenAI's completions, chat or responses, or Anthropic's messages (default: that of
+    the URL's path; else completions, and chat for the workload's chats with --prompts text)."""
+
+    prompts: Prompts | None = None
+    """What prompts are made of: tokens, their ids, which only completions take; or text, the workload's own or about as
+    many words. chat is short for text with --api chat (default: tokens for completions, else text)."""
 
     header: tuple[str, ...] = field(default=(), repr=False)
     """With --url: send this header, as in 'x-tenant: a'; may be repeated. The results have names only, no values.
@@ -63,14 +69,23 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check_settings(self)
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
         if self.header and self.url is None:
             raise ValueError("header applies to another server; give its --url")
         if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
             name = "insecure" if self.insecure else "ca_file"
             raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
-        _ = self.headers, self.body_fields
+        _ = self.headers, self.body_fields, self.way
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The address to measure, None for our own stack."""
+        return endpoint_of(self.url) if self.url is not None else None
+
+    @property
+    def way(self) -> Way:
+        """How prompts are sent."""
+        api = one_api(self.api, self.endpoint.api, self.url or "") if self.endpoint else self.api
+        return way_of(self.prompts, api)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -86,7 +101,12 @@ class ClientConfig:
     def shown(self) -> dict[str, Any]:
         """The settings as results hold them: without secrets."""
         said = dataclasses.asdict(self)
-        return said | {"url": self.url and masked(self.url), "header": list(map(masked_header, self.header))}
+        return said | {
+            "url": self.url and masked(self.url),
+            "header": list(map(masked_header, self.header)),
+            "prompts": self.way.prompts,
+            "api": self.way.api,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +179,3 @@ def runs_of(arms: Sequence[Arm], repeats: int, seed: int) -> list[Run]:
         for repeat in range(repeats)
         for arm in (arms if repeat % 2 == 0 else arms[::-1])
     ]
-
-
-def sends_content(request: Request, prompts: str) -> bool:
-    """Return whether a request's own text is sent, and its body's fields with it, if prompts are sent in this way."""
-    return request.content is not None and prompts != "tokens"

@@ -1,19 +1,24 @@
 """The server to measure, and the bodies of the requests to it."""
 
 import ssl
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from dynabench.arm import sends_content
+from dynabench.apis import Api, Prompts, Way, api_headers, object_of, way_of
 from dynabench.live.tls import tls_context
+from dynabench.live.translation import message_fields, message_prompt, response_fields, response_input
 from workloads import Request
+from workloads.request import LIMIT
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
 EXTRA_FIELDS = {"extra_fields": ["routing", "timing", "num_tokens"]}
 SECRET_LENGTH = 8
 """Fewest characters of a word that is hidden: shorter ones are no secrets, and are part of many other words."""
+
+TRANSLATED = {"responses": response_fields, "messages": message_fields}
+"""What makes the fields of a chat's body those of another API."""
 
 
 class MeasuredServer(NamedTuple):
@@ -21,7 +26,7 @@ class MeasuredServer(NamedTuple):
 
     url: str
     model: str
-    prompts: Literal["tokens", "text", "chat"] = "tokens"
+    prompts: Prompts | None = None
     api_key: str = ""
     is_ours: bool = False
     """Whether it is our own frontend: answers report their routing, the times of their stages and how many tokens an event
@@ -43,12 +48,23 @@ class MeasuredServer(NamedTuple):
     ca_file: str | None = None
     insecure: bool = False
     """Whether any certificate is accepted."""
+    api: Api | None = None
+    """Where requests are sent (None: as `prompts` implies)."""
+
+    @property
+    def way(self) -> Way:
+        """How prompts are sent."""
+        return way_of(self.prompts, self.api)
 
     @property
     def headers(self) -> dict[str, str]:
-        """Request headers."""
-        key = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        return {"content-type": "application/json", "accept": "text/event-stream"} | key | (self.extra_headers or {})
+        """Request headers of OpenAI's APIs."""
+        return self.headers_of("chat")
+
+    def headers_of(self, api: Api) -> dict[str, str]:
+        """Return request headers."""
+        plain = {"content-type": "application/json", "accept": "text/event-stream"}
+        return plain | api_headers(api, self.api_key) | (self.extra_headers or {})
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -68,51 +84,90 @@ class Bodies:
 
     def __init__(self, target: MeasuredServer, block_size: int, salt: str) -> None:
         self._target = target
+        self._way = target.way
         self._block_size = block_size
         self._salt = salt
 
-    def is_chat(self, request: Request) -> bool:
-        """Return whether a request goes to the chat endpoint."""
-        prompts = self._target.prompts
-        return prompts == "chat" or (prompts == "text" and isinstance(request.content, list))
+    def api_of(self, request: Request) -> Api:
+        """Return the API that a request is sent to."""
+        return self._way.api_of(request)
 
     def has_token_events(self, request: Request) -> bool:
         """Return whether it is known how many tokens each event of an answer has, so that they can be checked against the usage.
 
-        A forced call of a tool is split.
+        A forced call of a tool is split. Only OpenAI's older APIs have room for that number.
         """
         target = self._target
         if not target.is_ours or target.sends_text:
             return False
-        if not self.is_chat(request):
-            return True
-        return not target.splits_answers and self._fields(request).get("tool_choice") in (None, "none", "auto")
+        match self.api_of(request):
+            case "completions":
+                return True
+            case "chat":
+                choice = self._fields(request, "chat").get("tool_choice")
+                return not target.splits_answers and choice in (None, "none", "auto")
+        return False
 
     def of(self, request: Request) -> bytes:
         """Return the body of a request."""
-        target, fields = self._target, self._fields(request)
+        match api := self.api_of(request):
+            case "responses":
+                body = self._response(request)
+            case "messages":
+                body = self._message(request)
+            case _:
+                body = self._completion(request, api)
+        return msgspec.json.encode(body)
+
+    def _completion(self, request: Request, api: Api) -> dict[str, Any]:
+        """Return the body of a completion or a chat completion."""
+        target, fields = self._target, self._fields(request, api)
         limit = request.limit_field if request.limit_field in fields else "max_tokens"
         body: dict[str, Any] = {
             **fields,
             "model": request.adapter or target.model,
             limit: request.max_tokens(target.context),
             "stream": True,
-            "stream_options": _object((target.extra_body or {}).get("stream_options")) | {"include_usage": True},
+            "stream_options": object_of((target.extra_body or {}).get("stream_options")) | {"include_usage": True},
         }
         if request.ends == "length":
             body["ignore_eos"] = True
-        if self.is_chat(request):
+        if api == "chat":
             body["messages"] = self._messages(request)
         else:
-            body["prompt"] = self._tokens(request).tolist() if target.prompts == "tokens" else self._text(request)
+            body["prompt"] = self._tokens(request).tolist() if self._way.prompts == "tokens" else self._text(request)
         if target.is_ours:
-            body["nvext"] = _object(body.get("nvext")) | self._extension(request)
-        return msgspec.json.encode(body)
+            body["nvext"] = object_of(body.get("nvext")) | self._extension(request)
+        return body
 
-    def _fields(self, request: Request) -> dict[str, Any]:
-        """Return the fields that the workload and the user add to a request's body."""
-        own = request.extra_body if sends_content(request, self._target.prompts) else None
-        return {**(own or {}), **(self._target.extra_body or {})}
+    def _response(self, request: Request) -> dict[str, Any]:
+        """Return the body of a response, which the server need not keep. This API cannot ignore an EOS."""
+        chat = isinstance(request.content, list)
+        return {
+            "store": False,
+            **self._fields(request, "responses"),
+            "model": request.adapter or self._target.model,
+            "max_output_tokens": request.max_tokens(self._target.context),
+            "stream": True,
+            "input": response_input(self._messages(request)) if chat else self._text(request),
+        }
+
+    def _message(self, request: Request) -> dict[str, Any]:
+        """Return the body of a message. This API cannot ignore an EOS."""
+        return {
+            **self._fields(request, "messages"),
+            "model": request.adapter or self._target.model,
+            "max_tokens": request.max_tokens(self._target.context),
+            "stream": True,
+            **message_prompt(self._messages(request)),
+        }
+
+    def _fields(self, request: Request, api: Api) -> dict[str, Any]:
+        """Return the fields that the workload and the user add to a request's body; the user knows the API."""
+        own = (request.extra_body or {}) if self._way.sends_content(request) else {}
+        if api in TRANSLATED and own:
+            own = TRANSLATED[api]({name: value for name, value in own.items() if name != LIMIT})
+        return {**own, **(self._target.extra_body or {})}
 
     def _extension(self, request: Request) -> dict[str, Any]:
         """Return our own frontend's extra fields: the wanted reports, the session, and where the mocker's EOS is."""
@@ -135,10 +190,6 @@ class Bodies:
 
     def _tokens(self, request: Request) -> np.ndarray:
         return prompt_tokens(request, self._block_size, salt=self._salt, among=self._target.tokens)
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
 
 
 def _salted(text: str, salt: str) -> str:

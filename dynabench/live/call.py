@@ -4,7 +4,9 @@ import math
 from collections.abc import Callable
 
 from dynabench.live.bodies import MeasuredServer
-from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, EventUsage, Timing
+from dynabench.live.event_types import EventUsage
+from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Timing
+from dynabench.live.grammars import CHAT, Grammar
 from dynabench.live.timeline import Timeline
 from foundation.text import one_line
 from workloads.pacing import LoadConfig
@@ -43,6 +45,7 @@ class ClientCall:
         start: float,
         abort: Callable[["ClientCall"], None],
         on_end: Callable[["ClientCall", float], None],
+        grammar: Grammar = CHAT,
         has_token_events: bool = False,
     ) -> None:
         """Prepare to follow a request.
@@ -56,6 +59,7 @@ class ClientCall:
             start: time 0 of the workload, on the client's clock.
             abort: gives the request up.
             on_end: called when the request is over, with the time.
+            grammar: what the events of its API say.
             has_token_events: whether it is known how many tokens each event has, so that none can get lost.
         """
         self.number = number
@@ -68,7 +72,9 @@ class ClientCall:
         self._status = 0
         self._body = b""  # the body of an error
         self._has_token_events = has_token_events
-        self._reader = AnswerReader(num_expected, counts_all=has_token_events, has_nvext=target.is_ours)
+        self._reader = AnswerReader(
+            num_expected, grammar=grammar, counts_all=has_token_events, has_nvext=target.is_ours
+        )
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from dynabench.live.event_types import Count, EventUsage
+from dynabench.live.grammars import CHAT, Grammar
 from foundation.text import one_line
 from reports.record.records import MAX_S, MAX_WORKERS
 
@@ -19,109 +21,17 @@ EVENT_END = b"\n\n"
 NOT_ENDS = ("error", "abort", "cancelled")
 """Finish reasons of incomplete answers."""
 MOST_PATTERNS = 4
-TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments)": ?"((?:[^"\\]|\\.)+)"')
+PLAIN = re.compile(rb"(?:event:[^\n]*\n)?data:[^\n]*\Z")
+"""An event whose data is in one line."""
+TEXT = re.compile(
+    rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments|thinking|partial_json)": ?"((?:[^"\\]|\\.)+)"'
+)
 TOOL_NAME = re.compile(rb'"name": ?"')
 """In the first event of a tool call. Its name is generated too, so it carries a token even if its arguments are empty."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class AnswerError(Exception):
     """An invalid answer; the message says what is wrong with it."""
-
-
-class EventFunction(msgspec.Struct):
-    """An event's addition to a call of a function."""
-
-    name: Any = None
-    arguments: Any = None
-    """Text, but some servers send an object."""
-
-    def __bool__(self) -> bool:
-        """Return whether it adds anything."""
-        return bool(self.name or self.arguments)
-
-
-class ToolCall(msgspec.Struct):
-    """An event's addition to one of an answer's tool calls."""
-
-    function: EventFunction | None = None
-    custom: Any = None
-    """The call of a tool whose input is no JSON."""
-
-    def __bool__(self) -> bool:
-        """Return whether it adds anything."""
-        return bool(self.function or self.custom)
-
-
-class ReasoningDetail(msgspec.Struct):
-    """A piece of reasoning of a server that says which kind it is."""
-
-    text: str | None = None
-    summary: str | None = None
-    data: str | None = None
-
-    def __bool__(self) -> bool:
-        """Return whether it adds anything."""
-        return bool(self.text or self.summary or self.data)
-
-
-class Delta(msgspec.Struct):
-    """An event's addition to a message: the model generates tool calls and reasoning as it does text."""
-
-    role: str | None = None
-    content: str | list[Any] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    function_call: EventFunction | None = None
-    refusal: str | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
-
-    @property
-    def has_text(self) -> bool:
-        """Whether it adds anything that the model generated."""
-        return bool(
-            self.content
-            or self.reasoning_content
-            or self.reasoning
-            or (self.tool_calls and any(self.tool_calls))
-            or self.function_call
-            or self.refusal
-            or (self.reasoning_details and any(self.reasoning_details))
-        )
-
-
-class EventChoice(msgspec.Struct):
-    """An event's addition to an answer."""
-
-    text: str | None = None
-    delta: Delta | None = None
-    finish_reason: str | None = None
-
-    @property
-    def has_text(self) -> bool:
-        """Whether it adds any text, tool calls and reasoning included."""
-        return bool(self.text or (self.delta and self.delta.has_text))
-
-    @property
-    def is_token(self) -> bool:
-        """Whether it is a token of our own frontend, perhaps without text; a chat's first event has only a role."""
-        return self.has_text or not (self.finish_reason or (self.delta and self.delta.role))
-
-
-class PromptDetails(msgspec.Struct):
-    """Details of a prompt's tokens."""
-
-    cached_tokens: Count | None = None
-
-
-class EventUsage(msgspec.Struct):
-    """The tokens that the server counted."""
-
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    prompt_tokens_details: PromptDetails | None = None
 
 
 class EventRouting(msgspec.Struct):
@@ -167,23 +77,12 @@ class Extra(msgspec.Struct):
     """Tokens of this event, if it has several."""
 
 
-class Event(msgspec.Struct):
-    """The data of one event."""
-
-    choices: list[EventChoice] | msgspec.UnsetType | None = msgspec.UNSET
-    usage: EventUsage | None = None
-    error: Any = None
-    nvext: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_decoder = msgspec.json.Decoder(Event)
-
-
 class AnswerReader:
     """Reads the events of one answer."""
 
     __slots__ = (
         "_counts_all",
+        "_grammar",
         "_has_nvext",
         "_has_usages",
         "_last",
@@ -200,16 +99,20 @@ class AnswerReader:
         "usage",
     )
 
-    def __init__(self, max_tokens: int, *, counts_all: bool = False, has_nvext: bool = False) -> None:
+    def __init__(
+        self, max_tokens: int, *, grammar: Grammar = CHAT, counts_all: bool = False, has_nvext: bool = False
+    ) -> None:
         """Start reading.
 
         Args:
             max_tokens: the requested limit.
+            grammar: what the API's events say.
             counts_all: whether events without text are tokens, too: our frontend sends an event for each step.
             has_nvext: whether to read our frontend's report of routing and times.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
+        self._grammar = grammar
         self._counts_all = counts_all
         self._has_nvext = has_nvext
         self._has_usages = True  # until an event with a token has none
@@ -260,7 +163,7 @@ class AnswerReader:
         """
         if rest := bytes(self._rest).strip():
             self._read(rest.replace(b"\r\n", b"\n"))
-        if not self.is_done:
+        if not self.is_done and self._grammar.last:
             raise AnswerError(f"the stream ended without [DONE]: {one_line(self._last[-200:])}")
         if not self.num_tokens:
             raise AnswerError("the answer contains no tokens")
@@ -290,12 +193,13 @@ class AnswerReader:
         data = self._data(event)
         if not data:
             return
-        if data.strip() == b"[DONE]":
-            self.is_done = True
-            return
-        self._last, count = data, None
+        count = None
         try:
-            found = _decoder.decode(data)
+            found = self._grammar.read(data)
+            if found is None:
+                self.is_done = True
+                return
+            self._last = data
             if self._has_nvext and (extra := msgspec.json.decode(found.nvext, type=Extra | None)):
                 self.routing = extra.routing or self.routing
                 self.timing = extra.timing or self.timing
@@ -307,7 +211,7 @@ class AnswerReader:
         if found.usage is not None:
             if (found.usage.completion_tokens or 0) > self._max_events:
                 raise AnswerError(f"the usage is wrong: {found.usage.completion_tokens} completion tokens")
-            self.usage = found.usage
+            self.usage = found.usage.after(self.usage)
         elif found.choices is msgspec.UNSET:
             raise AnswerError(f"an event is malformed (no choices): {one_line(data, 200)}")
         choices = found.choices or []
@@ -349,7 +253,7 @@ class AnswerReader:
 
     def _learn(self, event: bytes) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
-        if self._num_patterns == MOST_PATTERNS or not event.startswith(b"data:") or b"\n" in event:
+        if self._num_patterns == MOST_PATTERNS or not self._grammar.has_patterns or PLAIN.match(event) is None:
             return
         if TOOL_NAME.search(event):
             return

@@ -5,8 +5,10 @@ import math
 import resource
 from collections import deque
 
+from dynabench.apis import PATHS, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.call import ClientCall
+from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
 from serving.engines.mock.timer import StepTimer
@@ -54,7 +56,7 @@ class LoadGenerator:
         self._next_body = 0
         self._open: dict[int, ClientCall] = {}
         self._deadlines: deque[tuple[float, ClientCall]] = deque()
-        self._heads: dict[bool, bytes] = {}
+        self._heads: dict[Api, bytes] = {}
         self._awaited_s = 0.0
         self._wake = asyncio.Event()
         self._pool: HttpPool
@@ -64,10 +66,7 @@ class LoadGenerator:
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
         self._pool = HttpPool(self._target.url, self._target.tls)
-        self._heads = {
-            is_chat: self._pool.head(path, self._target.headers)
-            for is_chat, path in ((False, "/v1/completions"), (True, "/v1/chat/completions"))
-        }
+        self._heads = {api: self._pool.head(path, self._target.headers_of(api)) for api, path in PATHS.items()}
         self._timer = StepTimer()
         self._start = self._start if self._start is not None else clock() + 0.05
         cpu, started = _cpu_s(), clock()
@@ -120,6 +119,7 @@ class LoadGenerator:
             timeline.num_sent += 1
             request = self._workload.requests[number]
             body = self._ahead.pop(number, None) or self._bodies.of(request)
+            api = self._bodies.api_of(request)
             call = ClientCall(
                 number,
                 request.output_length,
@@ -129,11 +129,12 @@ class LoadGenerator:
                 start=self._start or 0.0,
                 abort=self._pool.abort,
                 on_end=self._on_end,
+                grammar=GRAMMARS[api],
                 has_token_events=self._bodies.has_token_events(request),
             )
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))
-            self._pool.send(self._heads[self._bodies.is_chat(request)], body, call, call.on_sent)
+            self._pool.send(self._heads[api], body, call, call.on_sent)
 
     def _prepare(self, count: int) -> bool:
         """Prepare up to `count` bodies in advance; return whether that many were prepared."""

@@ -71,6 +71,7 @@ def measure(
         workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate, sweep and plan take them"
     )
     if client.url is None:
+        _check_ends(client, workload)
         run = _serving_adapters(_on_this_host(run), workload)
         if not _runs_model(run.deployment):
             for engine in set(engines_of(run.deployment)):
@@ -229,6 +230,23 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
     return result
 
 
+def server_of(client: ClientConfig, model: str) -> MeasuredServer:
+    """Return another server to measure, as a client's settings describe it."""
+    endpoint = client.endpoint
+    assert endpoint is not None
+    return MeasuredServer(
+        endpoint.base,
+        model,
+        client.way.prompts,
+        os.environ.get("OPENAI_API_KEY", ""),
+        extra_headers=client.headers,
+        extra_body=client.body_fields,
+        ca_file=client.ca_file,
+        insecure=client.insecure,
+        api=client.way.api,
+    )
+
+
 @contextlib.asynccontextmanager
 async def _target(
     client: ClientConfig, deployment: Deployment, seed: int
@@ -236,18 +254,7 @@ async def _target(
     """Yield the server to measure, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
-        key = os.environ.get("OPENAI_API_KEY", "")
-        target = MeasuredServer(
-            client.url.rstrip("/").removesuffix("/v1"),
-            pool.served_name,
-            client.prompts,
-            key,
-            extra_headers=client.headers,
-            extra_body=client.body_fields,
-            ca_file=client.ca_file,
-            insecure=client.insecure,
-        )
-        yield target, None
+        yield server_of(client, pool.served_name), None
         return
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
@@ -255,7 +262,8 @@ async def _target(
         target = MeasuredServer(
             stack.url,
             stack.model,
-            client.prompts,
+            client.way.prompts,
+            api=client.way.api,
             is_ours=True,
             sends_text=pool.engine == "mistralrs",  # bytes of an incomplete character come with the next piece
             splits_answers=any(
@@ -304,6 +312,15 @@ def _serving_adapters(run: Run, workload: Workload) -> Run:
         pools.append(replace(pool, mocker=mocker))
     deployment = replace(run.deployment, pools=tuple(pools))
     return replace(run, arm=replace(run.arm, settings=replace(run.settings, deployment=deployment)))
+
+
+def _check_ends(client: ClientConfig, workload: Workload) -> None:
+    """Refuse answers that end by EOS where our own frontend cannot be told after how many tokens that is."""
+    if client.way.api in ("responses", "messages") and "stop" in ends(workload):
+        raise WorkloadError(
+            f"{workload.name}: answers end by EOS (--ends stop), and api {client.way.api} has no field that says where; use "
+            "--api chat"
+        )
 
 
 def _check_fits(workload: Workload, target: MeasuredServer) -> None:
