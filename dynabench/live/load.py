@@ -63,6 +63,11 @@ class LoadGenerator:
         self._timer: StepTimer
         self.cpu_share = 0.0
 
+    @property
+    def num_retried(self) -> int:
+        """Requests that were sent again, because the server closed the connection that it had kept."""
+        return self._pool.num_retried
+
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
         self._pool = HttpPool(self._target.url, self._target.tls)
@@ -191,6 +196,7 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "tokens": float(timeline.total_tokens),
         "tokens_together": float(min(timeline.num_together, timeline.total_tokens)),
         "without_usage": float(timeline.num_unstated),
+        "retried": float(generator.num_retried),
     }
 
 

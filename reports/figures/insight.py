@@ -142,6 +142,11 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{unstated:,} answers had no usage: each event with text counts as one token, and their prompts are assumed to "
             "have the workload's lengths"
         )
+    if retried := sum(int(run.facts.get("retried", 0)) for run in repeats):
+        found.append(
+            f"{_requests(retried)} sent again on a new connection, because the server had closed the kept one before it "
+            "answered; their times begin with the first sending"
+        )
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
         found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     if any(run.facts.get("without_host_time") for run in repeats):
@@ -170,6 +175,10 @@ def remarks(repeats: list[Record]) -> list[str]:
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'s' * (count > 1)} {'were' if count > 1 else 'was'}"
 
 
 def _too_long(repeats: list[Record]) -> str:

@@ -354,4 +354,5 @@ CLIENT: tuple[Line, ...] = (
     ("schedule lag p99 (ms)", lambda arm: arm.schedule_lag.p99, milliseconds),
     ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), share),
     ("tokens that came together", _together, share),
+    ("requests sent again", lambda arm: arm.client.get("retried") or None, number),
 )
