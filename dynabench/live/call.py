@@ -185,7 +185,9 @@ class ClientCall:
         elif stated != self._count:
             if self._has_token_events:
                 raise AnswerError(f"{self._count} tokens arrived of {stated}")
-            self._scale(stated)
+            self._scale(stated, self._num_hidden(usage, stated))
+        self._note_reasoning(usage)
+        timeline.num_without_last += reader.lacks_last
         if self._load.is_measured(timeline.intended_s[number]):
             chunks = iter(self._chunks)
             for gap, count in zip(chunks, chunks, strict=True):
@@ -207,20 +209,40 @@ class ClientCall:
             if (at := timing.seconds(stage)) is not None:
                 getattr(timeline, f"{stage}_s")[number] = start + at
 
-    def _scale(self, stated: int) -> None:
-        """Distribute the reported tokens over the events, some of which carried several or none."""
+    def _num_hidden(self, usage: EventUsage | None, stated: int) -> int:
+        """Return how many of the stated tokens are reasoning that the server did not send: no event had any."""
+        thought = usage.reasoning_tokens if usage is not None else None
+        if not thought or self._reader.num_reasoning:
+            return 0
+        return min(thought, max(stated - self._count, 0))
+
+    def _note_reasoning(self, usage: EventUsage | None) -> None:
+        """Count reasoning: as the server states it, else by the events."""
+        thought = usage.reasoning_tokens if usage is not None else None
+        if thought is None:
+            sent = self._reader.num_reasoning
+            thought = round(sent * self._timeline.osl[self.number] / self._count) if sent else 0
+        self._timeline.num_reasoning += thought
+
+    def _scale(self, stated: int, hidden: int) -> None:
+        """Distribute the reported tokens over the events, some of which carried several or none.
+
+        Hidden ones were generated before the first event, and count as having arrived with it.
+        """
         timeline, number = self._timeline, self.number
         timeline.osl[number] = stated
+        timeline.num_hidden += bool(hidden)
         timeline.second_token_s[number] = math.nan
         timeline.total_tokens += stated - self._count
         # It is unknown which events carried the additional tokens; each of these came with at least one other.
         more = max(stated - self._count, 0)
         timeline.num_together += more + min(more, self._count)
-        first = timeline.first_chunk_tokens[number]
+        first, shown = timeline.first_chunk_tokens[number], stated - hidden
         behind = self._count - first
-        timeline.first_chunk_tokens[number] = max(round(first * stated / self._count), 1) if behind else stated
+        first = max(round(first * shown / self._count), 1) if behind else shown
+        timeline.first_chunk_tokens[number] = first + hidden
         if behind:
-            each = max(stated - timeline.first_chunk_tokens[number], 0) / behind
+            each = max(shown - first, 0) / behind
             self._chunks[1::2] = [count * each for count in self._chunks[1::2]] if each else self._chunks[1::2]
 
 

@@ -18,6 +18,9 @@ from reports.record.records import MAX_S, MAX_WORKERS
 EVENT_LIMIT = 1 << 20
 """Most bytes of one event, and of an error's body."""
 EVENT_END = b"\n\n"
+BOM = b"\xef\xbb\xbf"
+FIELD = re.compile(rb":|[A-Za-z][\w-]*(?::|\Z)")
+"""The beginning of a line of an event: a comment, or a field with or without a value; unknown fields mean nothing."""
 NOT_ENDS = ("error", "abort", "cancelled")
 """Finish reasons of incomplete answers."""
 MOST_PATTERNS = 4
@@ -82,6 +85,7 @@ class AnswerReader:
 
     __slots__ = (
         "_counts_all",
+        "_follows_cr",
         "_grammar",
         "_has_nvext",
         "_has_usages",
@@ -93,6 +97,7 @@ class AnswerReader:
         "_rest",
         "finish_reason",
         "is_done",
+        "num_reasoning",
         "num_tokens",
         "routing",
         "timing",
@@ -116,12 +121,16 @@ class AnswerReader:
         self._counts_all = counts_all
         self._has_nvext = has_nvext
         self._has_usages = True  # until an event with a token has none
+        self._follows_cr = False
         self._rest = bytearray()
         self._last = b""
-        self._pattern: tuple[bytes, bytes] | None = None  # the bytes before and after the text of a token's event
+        # The bytes before and after the text of a token's event, and whether it is reasoning.
+        self._pattern: tuple[bytes, bytes, bool] | None = None
         self._num_patterns = 0
         self.num_tokens = 0
         """The number of tokens of the events."""
+        self.num_reasoning = 0
+        """Those of them that are reasoning."""
         self.usage: EventUsage | None = None
         self.routing: EventRouting | None = None
         self.timing: Timing | None = None
@@ -134,23 +143,24 @@ class AnswerReader:
         Raises:
             AnswerError: an event is malformed or too long.
         """
+        if b"\r" in data or self._follows_cr:
+            data = self._with_newlines(data)
         if self._rest:
-            searched = max(len(self._rest) - 3, 0)
+            searched = max(len(self._rest) - 1, 0)
             self._rest += data
-            cut = _end_of_events(self._rest, searched)
-            if not cut:
+            cut = self._rest.rfind(EVENT_END, searched) + 2
+            if cut < 2:
                 self._check_size()
                 return 0
             data, rest = bytes(self._rest[:cut]), self._rest[cut:]
             self._rest = rest
-        else:
-            cut = _end_of_events(data, 0)
-            if cut < len(data):
-                self._rest += data[cut:]
-                self._check_size()
-                data = data[:cut]
+        elif not data.endswith(EVENT_END):
+            cut = data.rfind(EVENT_END) + 2 if EVENT_END in data else 0
+            self._rest += data[cut:]
+            self._check_size()
+            data = data[:cut]
         before = self.num_tokens
-        self._count(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
+        self._count(data)
         if self._num_events > self._max_events:
             raise AnswerError(f"the answer does not end: {self._num_events} events arrived")
         return self.num_tokens - before
@@ -162,13 +172,25 @@ class AnswerReader:
             AnswerError: it is not.
         """
         if rest := bytes(self._rest).strip():
-            self._read(rest.replace(b"\r\n", b"\n"))
-        if not self.is_done and self._grammar.last:
-            raise AnswerError(f"the stream ended without [DONE]: {one_line(self._last[-200:])}")
+            self._read(rest)
+        if self.lacks_last and (self._has_nvext or not self.finish_reason):
+            raise AnswerError(f"the stream ended without {self._grammar.last}: {one_line(self._last[-200:])}")
         if not self.num_tokens:
             raise AnswerError("the answer contains no tokens")
         if not self.finish_reason:
             raise AnswerError(f"the answer ended without a finish_reason: {one_line(self._last[-200:])}")
+
+    @property
+    def lacks_last(self) -> bool:
+        """Whether the event that ends a stream of its API has not arrived. Some servers of others never send it."""
+        return bool(self._grammar.last) and not self.is_done
+
+    def _with_newlines(self, data: bytes) -> bytes:
+        """Return bytes whose lines may end with CR, LF or both with LF only."""
+        if self._follows_cr and data.startswith(b"\n"):
+            data = data[1:]
+        self._follows_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _check_size(self) -> None:
         if len(self._rest) > EVENT_LIMIT:
@@ -177,12 +199,17 @@ class AnswerReader:
     def _count(self, events: bytes) -> None:
         """Count the tokens of events; those of a known pattern, each with one token, all at once."""
         if self._pattern is not None:
-            before, after = self._pattern
+            before, after, is_reasoning = self._pattern
             count = events.count(EVENT_END)
             if events.count(before) == count == events.count(after):
                 self._num_events += count
-                self.num_tokens += count if self._counts_all else count - events.count(before + after)
+                added = count if self._counts_all else count - events.count(before + after)
+                self.num_tokens += added
+                if is_reasoning:
+                    self.num_reasoning += added
                 return
+        if not self._num_events and events.startswith(BOM):
+            events = events[len(BOM) :]
         found = [event for event in events.split(EVENT_END) if event]
         self._num_events += len(found)
         for event in found:
@@ -221,14 +248,18 @@ class AnswerReader:
             if choice.finish_reason:
                 self.finish_reason = one_line(choice.finish_reason, 40)
         is_end = any(choice.finish_reason for choice in choices)
+        is_reasoning = any(choice.is_reasoning for choice in choices)
+        before = self.num_tokens
         is_token = any(choice.is_token if self._counts_all else choice.has_text for choice in choices)
         if is_token and found.usage is None and count is None and not is_end:
-            self._learn(event)
+            self._learn(event, is_reasoning=is_reasoning)
         if choices and (so_far := self._so_far(found.usage, is_end=is_end)) is not None:
             self.num_tokens = so_far
         elif is_token:
             self._has_usages = False
             self.num_tokens += 1 if count is None else count
+        if is_reasoning:
+            self.num_reasoning += self.num_tokens - before
 
     def _so_far(self, usage: EventUsage | None, *, is_end: bool) -> int | None:
         """Return the tokens up to an event by its usage, if all events before it had one, too.
@@ -243,15 +274,15 @@ class AnswerReader:
         """Return the data of an event; comments have none."""
         parts = []
         for line in event.split(b"\n"):
-            if line.startswith(b"data:"):
+            if line.startswith(b"data:") or line == b"data":
                 parts.append(line[5:])
             elif line.startswith(b"event:") and line[6:].strip() == b"error":
                 raise AnswerError(f"error in the stream: {one_line(event)}")
-            elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            elif line and FIELD.match(line) is None:
                 raise AnswerError(f"an event is malformed (not a field): {one_line(line, 200)}")
         return b"\n".join(parts)
 
-    def _learn(self, event: bytes) -> None:
+    def _learn(self, event: bytes, *, is_reasoning: bool) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
         if self._num_patterns == MOST_PATTERNS or not self._grammar.has_patterns or PLAIN.match(event) is None:
             return
@@ -260,10 +291,4 @@ class AnswerReader:
         found = list(TEXT.finditer(event))
         if len(found) == 1:
             self._num_patterns += 1
-            self._pattern = event[: found[0].start(1)], event[found[0].end(1) :] + EVENT_END
-
-
-def _end_of_events(data: bytes | bytearray, start: int) -> int:
-    """Return the end of the last whole event (0: there is none)."""
-    ends = ((data.rfind(mark, start), len(mark)) for mark in (EVENT_END, b"\r\n\r\n"))
-    return max(place + size if place >= 0 else 0 for place, size in ends)
+            self._pattern = event[: found[0].start(1)], event[found[0].end(1) :] + EVENT_END, is_reasoning

@@ -38,6 +38,12 @@ class Timeline(RequestLog):
         self.total_tokens = self.num_together = 0
         self.num_unstated = 0
         """Requests without usage."""
+        self.num_without_last = 0
+        """Answers without the event that ends a stream."""
+        self.num_reasoning = 0
+        """Tokens that are reasoning."""
+        self.num_hidden = 0
+        """Answers with reasoning that was not sent."""
         self.last_numbers: deque[int] = deque(maxlen=500)
         """The most recently ended requests, for the live view."""
 

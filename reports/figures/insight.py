@@ -142,6 +142,15 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{unstated:,} answers had no usage: each event with text counts as one token, and their prompts are assumed to "
             "have the workload's lengths"
         )
+    if unended := sum(int(run.facts.get("without_done", 0)) for run in repeats):
+        found.append(
+            f"{_answers(unended)} no last event ([DONE], or message_stop of messages); they count, because each said why it "
+            "ended"
+        )
+    if hidden := sum(int(run.facts.get("hidden_reasoning", 0)) for run in repeats):
+        found.append(
+            f"{_answers(hidden)} reasoning that the server counted and did not send: TTFT includes it, TPOT and ITL do not"
+        )
     if retried := sum(int(run.facts.get("retried", 0)) for run in repeats):
         found.append(
             f"{_requests(retried)} sent again on a new connection, because the server had closed the kept one before it "
@@ -175,6 +184,10 @@ def remarks(repeats: list[Record]) -> list[str]:
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
+
+
+def _answers(count: int) -> str:
+    return f"{count:,} answer{'s' * (count > 1)} had"
 
 
 def _requests(count: int) -> str:
