@@ -27,8 +27,10 @@ MOST_PATTERNS = 4
 PLAIN = re.compile(rb"(?:event:[^\n]*\n)?data:[^\n]*\Z")
 """An event whose data is in one line."""
 TEXT = re.compile(
-    rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments|thinking|partial_json)": ?"((?:[^"\\]|\\.)+)"'
+    rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments|thinking|partial_json|delta)": ?"((?:[^"\\]|\\.)+)"'
 )
+NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
+"""What differs in each event of a response."""
 TOOL_NAME = re.compile(rb'"name": ?"')
 """In the first event of a tool call. Its name is generated too, so it carries a token even if its arguments are empty."""
 
@@ -284,11 +286,15 @@ class AnswerReader:
 
     def _learn(self, event: bytes, *, is_reasoning: bool) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
-        if self._num_patterns == MOST_PATTERNS or not self._grammar.has_patterns or PLAIN.match(event) is None:
-            return
-        if TOOL_NAME.search(event):
+        if self._num_patterns == MOST_PATTERNS or PLAIN.match(event) is None or TOOL_NAME.search(event):
             return
         found = list(TEXT.finditer(event))
-        if len(found) == 1:
-            self._num_patterns += 1
-            self._pattern = event[: found[0].start(1)], event[found[0].end(1) :] + EVENT_END, is_reasoning
+        if len(found) != 1:
+            return
+        before, after = event[: found[0].start(1)], event[found[0].end(1) :] + EVENT_END
+        if number := NUMBER.search(before):
+            before = before[number.end() :]
+        if number := NUMBER.search(after):
+            after = after[: number.start(1)]
+        self._num_patterns += 1
+        self._pattern = before, after, is_reasoning

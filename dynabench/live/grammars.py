@@ -36,8 +36,6 @@ class Grammar(NamedTuple):
     read: Read
     last: str
     """What ends a stream, beyond the event with the reason for the end; empty if nothing does."""
-    has_patterns: bool = True
-    """Whether events of equal kind differ only in their text."""
 
 
 def _read_chat(data: bytes) -> Event | None:
@@ -228,6 +226,6 @@ CHAT = Grammar(_read_chat, "[DONE]")
 GRAMMARS: dict[Api, Grammar] = {
     "completions": CHAT,
     "chat": CHAT,
-    "responses": Grammar(_read_response, "", has_patterns=False),  # each has a number
+    "responses": Grammar(_read_response, ""),
     "messages": Grammar(_read_message, "message_stop"),
 }

@@ -226,10 +226,7 @@ COUNTED = Usage(20, 6, num_cached=16, num_reasoning=2)
 
 def streamed(api, reason="length"):
     """Return what our frontend says in an API, event by event."""
-    if api == "messages":
-        made = MessagesFormat("m", seed="1", fingerprint="f")
-    else:
-        made = ResponsesFormat(ResponseOptions(echo={}), seed="1", fingerprint="f", created_at=0)
+    made = formatter(api)
     return [made.first(COUNTED), *(made.parts([part]) for part in PARTS), made.last(reason, COUNTED)]
 
 
@@ -252,14 +249,36 @@ def test_an_api_s_events_are_counted_alike_wherever_the_reads_are_cut(api):
         reader.end()
 
 
-def test_many_equal_deltas_of_a_message_are_counted_without_parsing():
-    made = MessagesFormat("m", seed="1", fingerprint="f")
-    reader = AnswerReader(600, grammar=GRAMMARS["messages"])
-    reader.take(made.first(COUNTED) + made.parts([Content("a")]))
-    reader.take(made.parts([Content("b")]))
-    assert reader._pattern is not None
-    events = made.parts([Content(f"t{number}") for number in range(500)])
-    assert reader.take(events) == 500
+def formatter(api):
+    """Return what writes our frontend's answers in an API."""
+    if api == "messages":
+        return MessagesFormat("m", seed="1", fingerprint="f")
+    return ResponsesFormat(ResponseOptions(echo={}), seed="1", fingerprint="f", created_at=0)
+
+
+@pytest.mark.parametrize("api", ["messages", "responses"])
+@pytest.mark.parametrize("part", [Content, Reasoning])
+def test_many_deltas_of_a_kind_are_counted_without_parsing(monkeypatch, api, part):
+    made = formatter(api)
+    reader = AnswerReader(600, grammar=GRAMMARS[api])
+    reader.take(made.first(COUNTED) + made.parts([part("a")]))
+    reader.take(made.parts([part("b")]))
+    monkeypatch.setattr(AnswerReader, "_read", None)
+    assert reader.take(made.parts([part(f't{number}"delta":"') for number in range(500)])) == 500
+    assert reader.num_reasoning == (502 if part is Reasoning else 0)
+
+
+@pytest.mark.parametrize("number", ["first", "last"])
+def test_empty_deltas_of_a_response_are_no_tokens_wherever_its_numbers_are(number):
+    def event(place, text):
+        numbered = {"sequence_number": place}
+        fields = {"content_index": 0, "delta": text, "item_id": "m1"}
+        fields = numbered | fields if number == "first" else fields | numbered
+        return b"data: " + json.dumps(fields | {"type": "response.output_text.delta"}).encode() + b"\n\n"
+
+    reader = AnswerReader(600, grammar=GRAMMARS["responses"])
+    counts = [reader.take(event(place, "" if place % 3 == 2 else "a")) for place in range(120)]
+    assert counts == [1, 1, 0] * 40
 
 
 @pytest.mark.parametrize(
