@@ -7,9 +7,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
-from dynabench.additions import masked_header, read_extra_body, read_headers
+from dynabench.additions import masked_header, read_extra_body, read_headers, read_key
 from dynabench.apis import Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
 from dynabench.deployment.description import Deployment
+from dynabench.proxy import Proxy
 from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
 from workloads.pacing import LoadConfig
@@ -53,6 +54,14 @@ class ClientConfig:
     """With an https:// URL: accept certificates of this authority, too (PEM). The variable SSL_CERT_FILE replaces those
     that the system knows."""
 
+    api_key_file: str = ""
+    """With --url: file that holds the API key, or env:NAME for an environment variable (default: env:OPENAI_API_KEY, if
+    it is set)."""
+
+    proxy: str | None = field(default=None, repr=False)
+    """With --url: HTTP proxy on the way, http://host:port; https:// goes through a tunnel (CONNECT). Environment variables
+    such as HTTPS_PROXY are ignored, because a proxy that nobody thinks of distorts figures (default: none)."""
+
     clients: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that send requests from one schedule; more than one reach higher rates."""
 
@@ -69,12 +78,20 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check_settings(self)
-        if self.header and self.url is None:
-            raise ValueError("header applies to another server; give its --url")
+        for name in ("header", "api_key_file", "proxy"):
+            if getattr(self, name) and self.url is None:
+                raise ValueError(f"{name} applies to another server; give its --url")
         if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
             name = "insecure" if self.insecure else "ca_file"
             raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
-        _ = self.headers, self.body_fields, self.way
+        if self.proxy is not None:
+            Proxy.at(self.proxy)
+        _ = self.headers, self.body_fields, self.way, self.api_key
+
+    @property
+    def api_key(self) -> str:
+        """The key of another server, empty for none."""
+        return read_key(self.api_key_file) if self.url is not None else ""
 
     @property
     def endpoint(self) -> Endpoint | None:
@@ -103,6 +120,7 @@ class ClientConfig:
         said = dataclasses.asdict(self)
         return said | {
             "url": self.url and masked(self.url),
+            "proxy": self.proxy and masked(self.proxy),
             "header": list(map(masked_header, self.header)),
             "prompts": self.way.prompts,
             "api": self.way.api,

@@ -145,7 +145,7 @@ def _command() -> str:
 
 
 HEADER = "--header"
-SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
+SERVERS = ("--url", "--proxy", "--etcd-endpoints", "--nats-server")
 """Flags whose values may hold a password before an @."""
 
 
@@ -201,6 +201,7 @@ def _additions(client: ClientConfig) -> str:
     facts = {
         f"{client.way.api} API": client.way.api not in (None, "completions", "chat"),
         "any certificate accepted": client.insecure,
+        "through a proxy": client.proxy is not None,
         f"headers {', '.join(client.headers)}": client.header,
         f"{client.extra_body} in each body": client.extra_body,
     }

@@ -9,6 +9,7 @@ import numpy as np
 from dynabench.apis import Api, Prompts, Way, api_headers, object_of, way_of
 from dynabench.live.tls import tls_context
 from dynabench.live.translation import message_fields, message_prompt, response_fields, response_input
+from dynabench.proxy import Proxy
 from workloads import Request
 from workloads.request import LIMIT
 from workloads.tokens import TOKENS, as_words, prompt_tokens
@@ -48,6 +49,8 @@ class MeasuredServer(NamedTuple):
     ca_file: str | None = None
     insecure: bool = False
     """Whether any certificate is accepted."""
+    proxy: str | None = None
+    """The HTTP proxy on the way to it."""
     api: Api | None = None
     """Where requests are sent (None: as `prompts` implies)."""
 
@@ -71,9 +74,17 @@ class MeasuredServer(NamedTuple):
         """How its certificate is checked, None if connections are not encrypted."""
         return tls_context(self.url, ca_file=self.ca_file, insecure=self.insecure)
 
+    @property
+    def through(self) -> Proxy | None:
+        """The proxy on the way to it."""
+        return Proxy.at(self.proxy) if self.proxy is not None else None
+
     def masked(self, said: str) -> str:
         """Return what a server said without the secrets that it repeats."""
-        words = [word for value in (self.api_key, *(self.extra_headers or {}).values()) for word in value.split()]
+        secrets = [self.api_key, *(self.extra_headers or {}).values()]
+        if self.through is not None:
+            secrets.append(self.through.authorization)
+        words = [word for value in secrets for word in value.split()]
         for word in sorted(words, key=len, reverse=True):
             said = said.replace(word, "***") if len(word) >= SECRET_LENGTH else said
         return said

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+from dynabench.proxy import Proxy, open_tunnel
+
 clock = time.perf_counter
 IDLE_LIMIT = 1 << 16
 """Most idle connections that are kept."""
@@ -51,13 +53,14 @@ class HttpPool:
         new --sent--> busy --closed-----------------------------------> failed
     """
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None, proxy: Proxy | None = None) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.path = parts.path.rstrip("/")
         self.authority = parts.netloc.rpartition("@")[2]
         self._tls = tls
+        self._proxy = proxy
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._dialling: dict[Exchange, asyncio.Task[None]] = {}
@@ -66,7 +69,10 @@ class HttpPool:
 
     def head(self, path: str, headers: dict[str, str]) -> bytes:
         """Return the part of a POST's head that is the same for every body."""
-        lines = [f"POST {self.path}{path} HTTP/1.1"]
+        place = f"{self.path}{path}"
+        if self._proxy is not None and self._tls is None:  # it reads the request, and there is no tunnel
+            place, headers = f"http://{self.authority}{place}", self._proxy.headers | headers
+        lines = [f"POST {place} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in ({"host": self.authority} | headers).items()]
         return "\r\n".join([*lines, "content-length: "]).encode()
 
@@ -101,9 +107,9 @@ class HttpPool:
         await asyncio.sleep(0)
 
     async def _dial(self, message: Message) -> None:
-        loop, exchange = asyncio.get_running_loop(), message.exchange
+        exchange = message.exchange
         try:
-            _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self._tls)
+            connection = await self._open()
         except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is invalid
             del self._dialling[exchange]
             message.on_sent(clock())
@@ -112,6 +118,18 @@ class HttpPool:
             return
         del self._dialling[exchange]
         connection.begin(message)
+
+    async def _open(self) -> "_Connection":
+        """Open a connection to the server, through the proxy if there is one."""
+        loop, proxy = asyncio.get_running_loop(), self._proxy
+        if proxy is None or self._tls is None:
+            place = (self.host, self.port) if proxy is None else (proxy.host, proxy.port)
+            _, connection = await loop.create_connection(lambda: _Connection(self), *place, ssl=self._tls)
+            return connection
+        tunnel, connection = await open_tunnel(proxy, self.host, self.port), _Connection(self)
+        encrypted = await loop.start_tls(tunnel, connection, self._tls, server_hostname=self.host)
+        connection.connection_made(encrypted)
+        return connection
 
     def _again(self, message: Message) -> None:
         """Send a request again on a new connection; it counts as sent when it first was."""

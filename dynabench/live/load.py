@@ -70,7 +70,7 @@ class LoadGenerator:
 
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
-        self._pool = HttpPool(self._target.url, self._target.tls)
+        self._pool = HttpPool(self._target.url, self._target.tls, self._target.through)
         self._heads = {api: self._pool.head(path, self._target.headers_of(api)) for api, path in PATHS.items()}
         self._timer = StepTimer()
         self._start = self._start if self._start is not None else clock() + 0.05

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -238,11 +237,12 @@ def server_of(client: ClientConfig, model: str) -> MeasuredServer:
         endpoint.base,
         model,
         client.way.prompts,
-        os.environ.get("OPENAI_API_KEY", ""),
+        client.api_key,
         extra_headers=client.headers,
         extra_body=client.body_fields,
         ca_file=client.ca_file,
         insecure=client.insecure,
+        proxy=client.proxy,
         api=client.way.api,
     )
 
