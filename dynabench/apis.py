@@ -6,17 +6,23 @@ from urllib.parse import urlsplit
 from serving.runtime.config import masked
 from workloads import Request
 
-Api = Literal["completions", "chat", "responses", "messages"]
-"""OpenAI's completions, chat completions and responses, and Anthropic's messages."""
+Api = Literal["completions", "chat", "responses", "messages", "embeddings", "rerank"]
+"""OpenAI's completions, chat completions, responses and embeddings, Anthropic's messages, and Cohere's rerank."""
 Prompts = Literal["tokens", "text", "chat"]
 PATHS: dict[Api, str] = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
     "responses": "/v1/responses",
     "messages": "/v1/messages",
+    "embeddings": "/v1/embeddings",
+    "rerank": "/v1/rerank",
 }
 """Where requests of each API go, below the address of a server."""
 VERSION = "/v1"
+TAKE_TOKENS = ("completions", "embeddings")
+"""APIs that take token ids."""
+WHOLE = ("embeddings", "rerank")
+"""APIs whose answers are not streamed and have no tokens."""
 
 
 class Endpoint(NamedTuple):
@@ -72,10 +78,14 @@ class Way(NamedTuple):
         return "chat" if self.prompts == "text" and isinstance(request.content, list) else "completions"
 
     def sends_content(self, request: Request) -> bool:
-        """Return whether a request's own text is sent, and its body's fields with it."""
+        """Return whether a request's own text is sent."""
         if request.content is None or self.prompts == "tokens":
             return False
         return self.api != "completions" or isinstance(request.content, str)
+
+    def sends_fields(self, request: Request) -> bool:
+        """Return whether the fields of a request's body are sent: with its text, to models that generate."""
+        return self.api not in WHOLE and self.sends_content(request)
 
     def __str__(self) -> str:
         """Describe it by its settings."""
@@ -92,9 +102,9 @@ def way_of(prompts: Prompts | None, api: Api | None) -> Way:
         if api not in (None, "chat"):
             raise ValueError(f"prompts is 'chat', but api is {api!r}; use --prompts text, or leave it out")
         return Way("text", "chat")
-    if prompts == "tokens" and api not in (None, "completions"):
+    if prompts == "tokens" and api is not None and api not in TAKE_TOKENS:
         raise ValueError(
-            f"prompts is 'tokens', but api is {api!r}: only completions take token ids; use --prompts text"
+            f"prompts is 'tokens', but api is {api!r}: only {' and '.join(TAKE_TOKENS)} take token ids; use --prompts text"
         )
     if prompts is None:
         prompts = "tokens" if api in (None, "completions") else "text"
@@ -115,6 +125,7 @@ def one_api(api: Api | None, of_url: Api | None, url: str) -> Api | None:
 def api_headers(api: Api, api_key: str) -> dict[str, str]:
     """Return the headers of an API: its version, and the key where its servers look for it."""
     key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    key |= {"accept": "application/json" if api in WHOLE else "text/event-stream"}
     if api != "messages":
         return key
     # Anthropic looks for the key in x-api-key, vLLM and SGLang in authorization.

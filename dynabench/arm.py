@@ -32,11 +32,11 @@ class ClientConfig:
     such as /v1/chat/completions."""
 
     api: Api | None = None
-    """API that requests are sent to: OpenAI's completions, chat or responses, or Anthropic's messages (default: that of
-    the URL's path; else completions, and chat for the workload's chats with --prompts text)."""
+    """API that requests are sent to: OpenAI's completions, chat, responses or embeddings, Anthropic's messages, or rerank
+    (default: that of the URL's path; else completions, and chat for the workload's chats with --prompts text)."""
 
     prompts: Prompts | None = None
-    """What prompts are made of: tokens, their ids, which only completions take; or text, the workload's own or about as
+    """What prompts are made of: tokens, their ids, which completions and embeddings take; or text, the workload's own or about as
     many words. chat is short for text with --api chat (default: tokens for completions, else text)."""
 
     header: tuple[str, ...] = field(default=(), repr=False)

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from dynabench.additions import masked_header
-from dynabench.apis import Way
+from dynabench.apis import WHOLE, Way
 from dynabench.arm import Arm, ClientConfig, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
@@ -180,20 +180,24 @@ def subtitle_of(
 def unsent(workload: Workload, ways: Collection[Way]) -> list[str]:
     """Say which fields of the workload's bodies are left out where prompts are sent in one of these ways."""
     left = {
-        way: extra_fields(request for request in workload if not way.sends_content(request))
+        way: extra_fields(request for request in workload if not way.sends_fields(request))
         for way in sorted(ways, key=str)
     }
     found = {way: names for way, names in left.items() if names}
     return [
         f"left out of the bodies{f' with {way}' * (len(ways) > 1)}: "
         + ", ".join(f"{name} ({_counted(count, 'request')})" for name, count in names.items())
-        + (
-            ", because prompts are sent as token ids (--prompts chat sends them)"
-            if way.prompts == "tokens"
-            else ", with the texts"
-        )
+        + _why_unsent(way)
         for way, names in found.items()
     ]
+
+
+def _why_unsent(way: Way) -> str:
+    if way.api in WHOLE:
+        return f", because api {way.api} generates nothing"
+    if way.prompts == "tokens":
+        return ", because prompts are sent as token ids (--prompts chat sends them)"
+    return ", with the texts"
 
 
 def _additions(client: ClientConfig) -> str:

@@ -12,12 +12,16 @@ from dynabench.live.translation import message_fields, message_prompt, response_
 from dynabench.proxy import Proxy
 from workloads import Request
 from workloads.request import LIMIT
+from workloads.texts import flatten
 from workloads.tokens import TOKENS, as_words, prompt_tokens
 
 EXTRA_FIELDS = {"extra_fields": ["routing", "timing", "num_tokens"]}
 SECRET_LENGTH = 8
 """Fewest characters of a word that is hidden: shorter ones are no secrets, and are part of many other words."""
 
+QUERY_WORDS = 32
+DOCUMENT_WORDS = 128
+"""Most words of a query, and of each document to be ranked."""
 TRANSLATED = {"responses": response_fields, "messages": message_fields}
 """What makes the fields of a chat's body those of another API."""
 
@@ -66,8 +70,7 @@ class MeasuredServer(NamedTuple):
 
     def headers_of(self, api: Api) -> dict[str, str]:
         """Return request headers."""
-        plain = {"content-type": "application/json", "accept": "text/event-stream"}
-        return plain | api_headers(api, self.api_key) | (self.extra_headers or {})
+        return {"content-type": "application/json"} | api_headers(api, self.api_key) | (self.extra_headers or {})
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -126,6 +129,10 @@ class Bodies:
                 body = self._response(request)
             case "messages":
                 body = self._message(request)
+            case "embeddings":
+                body = self._whole(request) | {"input": self._prompt(request)}
+            case "rerank":
+                body = self._whole(request) | _ranking(self._plain_text(request))
             case _:
                 body = self._completion(request, api)
         return msgspec.json.encode(body)
@@ -146,7 +153,7 @@ class Bodies:
         if api == "chat":
             body["messages"] = self._messages(request)
         else:
-            body["prompt"] = self._tokens(request).tolist() if self._way.prompts == "tokens" else self._text(request)
+            body["prompt"] = self._prompt(request)
         if target.is_ours:
             body["nvext"] = object_of(body.get("nvext")) | self._extension(request)
         return body
@@ -173,9 +180,13 @@ class Bodies:
             **message_prompt(self._messages(request)),
         }
 
+    def _whole(self, request: Request) -> dict[str, Any]:
+        """Return the fields of a request whose answer is not generated; a chat's fields mean nothing there."""
+        return {**(self._target.extra_body or {}), "model": request.adapter or self._target.model}
+
     def _fields(self, request: Request, api: Api) -> dict[str, Any]:
         """Return the fields that the workload and the user add to a request's body; the user knows the API."""
-        own = (request.extra_body or {}) if self._way.sends_content(request) else {}
+        own = (request.extra_body or {}) if self._way.sends_fields(request) else {}
         if api in TRANSLATED and own:
             own = TRANSLATED[api]({name: value for name, value in own.items() if name != LIMIT})
         return {**own, **(self._target.extra_body or {})}
@@ -199,8 +210,27 @@ class Bodies:
             else as_words(self._tokens(request))
         )
 
+    def _prompt(self, request: Request) -> str | list[int]:
+        """Return the prompt of an API that takes token ids, or text."""
+        return self._tokens(request).tolist() if self._way.prompts == "tokens" else self._plain_text(request)
+
+    def _plain_text(self, request: Request) -> str:
+        """Return the prompt as one text, also that of a chat."""
+        if isinstance(request.content, list) and self._way.sends_content(request):
+            return flatten(_salted_chat(request.content, self._salt))
+        return self._text(request)
+
     def _tokens(self, request: Request) -> np.ndarray:
         return prompt_tokens(request, self._block_size, salt=self._salt, among=self._target.tokens)
+
+
+def _ranking(text: str) -> dict[str, Any]:
+    """Return a query and documents made of a text's words: the query is its beginning, but no more than half of it."""
+    words = text.split()
+    cut = max(min(QUERY_WORDS, len(words) // 2), 1)
+    rest = words[cut:] or words
+    documents = [" ".join(rest[start : start + DOCUMENT_WORDS]) for start in range(0, len(rest), DOCUMENT_WORDS)]
+    return {"query": " ".join(words[:cut]), "documents": documents}
 
 
 def _salted(text: str, salt: str) -> str:

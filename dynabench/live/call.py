@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dynabench.live.bodies import MeasuredServer
 from dynabench.live.event_types import EventUsage
 from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Timing
-from dynabench.live.grammars import CHAT, Grammar
 from dynabench.live.timeline import Timeline
+from dynabench.live.whole_answers import WholeReader
 from foundation.text import one_line
 from workloads.pacing import LoadConfig
 
@@ -37,7 +37,7 @@ class ClientCall:
     def __init__(
         self,
         number: int,
-        num_expected: int,
+        reader: AnswerReader | WholeReader,
         *,
         timeline: Timeline,
         target: MeasuredServer,
@@ -45,21 +45,19 @@ class ClientCall:
         start: float,
         abort: Callable[["ClientCall"], None],
         on_end: Callable[["ClientCall", float], None],
-        grammar: Grammar = CHAT,
         has_token_events: bool = False,
     ) -> None:
         """Prepare to follow a request.
 
         Args:
             number: its index in the workload.
-            num_expected: the tokens of its answer, as far as known.
+            reader: reads its answer.
             timeline: records what happens.
             target: the server that answers it.
             load: defines which requests are measured.
             start: time 0 of the workload, on the client's clock.
             abort: gives the request up.
             on_end: called when the request is over, with the time.
-            grammar: what the events of its API say.
             has_token_events: whether it is known how many tokens each event has, so that none can get lost.
         """
         self.number = number
@@ -72,9 +70,7 @@ class ClientCall:
         self._status = 0
         self._body = b""  # the body of an error
         self._has_token_events = has_token_events
-        self._reader = AnswerReader(
-            num_expected, grammar=grammar, counts_all=has_token_events, has_nvext=target.is_ours
-        )
+        self._reader = reader
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
@@ -118,7 +114,7 @@ class ClientCall:
         except AnswerError as error:
             self.on_failure(str(error), now)
             return
-        self._timeline.last_token_s[self.number] = self._last
+        self._timeline.last_token_s[self.number] = self._last if reader.has_tokens else now - self._start
         self._on_end(self, now)
 
     def on_failure(self, reason: str, now: float) -> None:
@@ -180,6 +176,10 @@ class ClientCall:
                 timeline.prefill_worker[number] = reader.routing.prefill_slot
         self._note_stages(reader.timing)
         stated = usage.completion_tokens if usage is not None else None
+        if not reader.has_tokens:
+            timeline.num_without_tokens += 1
+            timeline.num_unstated += usage is None
+            return
         if not stated:
             timeline.num_unstated += 1
         elif stated != self._count:

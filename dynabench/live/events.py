@@ -85,6 +85,8 @@ class Extra(msgspec.Struct):
 class AnswerReader:
     """Reads the events of one answer."""
 
+    has_tokens = True
+
     __slots__ = (
         "_counts_all",
         "_follows_cr",

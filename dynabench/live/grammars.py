@@ -229,3 +229,4 @@ GRAMMARS: dict[Api, Grammar] = {
     "responses": Grammar(_read_response, ""),
     "messages": Grammar(_read_message, "message_stop"),
 }
+"""Those of the APIs that stream."""

@@ -5,15 +5,17 @@ import math
 import resource
 from collections import deque
 
-from dynabench.apis import PATHS, Api
+from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.call import ClientCall
+from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
+from dynabench.live.whole_answers import WholeReader
 from serving.engines.mock.timer import StepTimer
 from serving.runtime.stopping import cancel_all, until_stopped
-from workloads import Workload
+from workloads import Request, Workload
 from workloads.pacer import Pacer
 from workloads.pacing import LoadConfig
 
@@ -124,22 +126,32 @@ class LoadGenerator:
             timeline.num_sent += 1
             request = self._workload.requests[number]
             body = self._ahead.pop(number, None) or self._bodies.of(request)
-            api = self._bodies.api_of(request)
+            api, has_token_events = self._bodies.api_of(request), self._bodies.has_token_events(request)
             call = ClientCall(
                 number,
-                request.output_length,
+                self._reader(request, api, has_token_events),
                 timeline=timeline,
                 target=self._target,
                 load=self._load,
                 start=self._start or 0.0,
                 abort=self._pool.abort,
                 on_end=self._on_end,
-                grammar=GRAMMARS[api],
-                has_token_events=self._bodies.has_token_events(request),
+                has_token_events=has_token_events,
             )
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))
             self._pool.send(self._heads[api], body, call, call.on_sent)
+
+    def _reader(self, request: Request, api: Api, has_token_events: bool) -> AnswerReader | WholeReader:
+        """Return what reads a request's answer."""
+        if api in WHOLE:
+            return WholeReader(api)
+        return AnswerReader(
+            request.output_length,
+            grammar=GRAMMARS[api],
+            counts_all=has_token_events,
+            has_nvext=self._target.is_ours,
+        )
 
     def _prepare(self, count: int) -> bool:
         """Prepare up to `count` bodies in advance; return whether that many were prepared."""
@@ -199,6 +211,7 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "without_done": float(timeline.num_without_last),
         "reasoning_tokens": float(timeline.num_reasoning),
         "hidden_reasoning": float(timeline.num_hidden),
+        "without_tokens": float(timeline.num_without_tokens),
         "retried": float(generator.num_retried),
     }
 

@@ -142,6 +142,11 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{unstated:,} answers had no usage: each event with text counts as one token, and their prompts are assumed to "
             "have the workload's lengths"
         )
+    if whole := sum(int(run.facts.get("without_tokens", 0)) for run in repeats):
+        found.append(
+            f"{_answers(whole)} no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
+            "tokens/s, so limits on these mean nothing"
+        )
     if unended := sum(int(run.facts.get("without_done", 0)) for run in repeats):
         found.append(
             f"{_answers(unended)} no last event ([DONE], or message_stop of messages); they count, because each said why it "

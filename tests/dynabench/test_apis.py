@@ -11,6 +11,8 @@ from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.events import AnswerError, AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.run import server_of
+from reports.figures import metrics
+from reports.figures.insight import remarks
 from serving.frontend.api.answer_format import Usage
 from serving.frontend.api.messages.format import MessagesFormat
 from serving.frontend.api.messages.request import MessagesRequest
@@ -18,6 +20,7 @@ from serving.frontend.api.responses.format import ResponsesFormat
 from serving.frontend.api.responses.request import ResponseOptions, ResponsesRequest
 from serving.model.parts import Arguments, CallStart, Content, Reasoning
 from tests.dynabench.test_load import send, workload
+from tests.reports.runs import run
 from tests.support.commands import dynabench
 from tests.support.strange_server import DONE, EVENT, FINISH, says, strange_server, usage
 from workloads import Request
@@ -104,7 +107,7 @@ def test_prompts_are_of_a_kind_that_their_api_takes(settings, way):
         ({"prompts": "chat", "api": "messages"}, "prompts is 'chat', but api is 'messages'"),
         (
             {"prompts": "tokens", "api": "chat"},
-            "prompts is 'tokens', but api is 'chat': only completions take token ids",
+            "prompts is 'tokens', but api is 'chat': only completions and embeddings take token ids",
         ),
         ({"prompts": "tokens", "url": f"{HOST}/v1/responses"}, "prompts is 'tokens', but api is 'responses'"),
         (
@@ -348,3 +351,74 @@ def test_a_run_names_the_api_and_refuses_ends_that_our_stack_cannot_be_told(tmp_
     assert "(messages API)" in " ".join(done.stdout.split()), done.stderr
     done = dynabench("run", "--api", "responses", "--ends", "stop", "--max-requests", "2", "--out", tmp_path / "x")
     assert (done.returncode, "api responses has no field that says where" in done.stderr) == (2, True), done.stderr
+
+
+async def embeds(reader, writer):
+    await whole(
+        {"data": [{"index": 0, "embedding": [0.5] * 2000}], "usage": {"prompt_tokens": 12, "total_tokens": 12}}
+    )(reader, writer)
+
+
+async def ranks(reader, writer):
+    await whole({"results": [{"index": 0, "relevance_score": 0.5}], "usage": {"total_tokens": 12}})(reader, writer)
+
+
+def whole(value):
+    """Make the behaviour of a server that answers with an object, in two writes."""
+
+    async def answer(reader, writer):
+        data = json.dumps(value).encode()
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data[:5]))
+        await writer.drain()
+        writer.write(data[5:])
+        await writer.drain()
+
+    return answer
+
+
+@pytest.mark.parametrize(("api", "answer"), [("embeddings", embeds), ("rerank", ranks)])
+def test_answers_without_tokens_have_an_end_and_no_other_times(api, answer):
+    with strange_server(answer, seen := [], heads=(heads := []), paths=(paths := [])) as url:
+        sent = send(url, workload(2), api=api)
+    columns = sent.requests
+    assert columns.error.tolist() == ["", ""]
+    assert (columns.isl.tolist(), columns.osl.tolist()) == ([12, 12], [0, 0])
+    assert columns.planned_osl.mask.all() and columns.first_token_s.mask.all()
+    assert columns.last_token_s.tolist() == columns.done_s.tolist()
+    assert (sent.facts["without_tokens"], sent.facts["without_usage"]) == (2, 0)
+    assert paths == [PATHS[api]] * 2
+    assert heads[0]["accept"] == "application/json"
+    assert all({"stream", "max_tokens", "ignore_eos"}.isdisjoint(body) for body in seen)
+    record = run(facts=sent.facts, osl=[0, 0], first_token_s=[None, None])
+    assert metrics.throughput(record).output_tokens_per_s is None
+    assert any("no TTFT, TPOT, ITL or output tokens/s" in note for note in remarks([record]))
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ([], "the answer is malformed"),
+        ({"data": []}, "the answer has no data"),
+        ({"object": "error", "message": "no"}, "the answer has no data"),
+        ({"error": {"message": "boom"}}, "error in the answer: {'message': 'boom'}"),
+        ({"data": [1], "usage": {"prompt_tokens": "x"}}, "the answer is malformed"),
+    ],
+)
+def test_an_answer_that_is_none_fails_the_request(value, problem):
+    with strange_server(whole(value)) as url:
+        columns = send(url, workload(1), api="embeddings").requests
+    assert columns.error[0].startswith(problem)
+
+
+def test_embeddings_are_of_token_ids_or_texts_and_of_a_chat_s_text():
+    assert body("embeddings", "Hello", None) == {"model": "m", "input": "Hello"}
+    assert len(body("embeddings", None, None, prompts="tokens")["input"]) == 4
+    assert "Thanks. And tomorrow?" in body("embeddings", CALLED, FIELDS)["input"]
+    assert set(body("embeddings", CALLED, FIELDS, extra_body={"dimensions": 8})) == {"model", "input", "dimensions"}
+
+
+@pytest.mark.parametrize(("num_words", "query", "documents"), [(1, 1, [1]), (10, 5, [5]), (400, 32, [128, 128, 112])])
+def test_the_words_of_a_prompt_are_a_query_and_documents(num_words, query, documents):
+    made = body("rerank", " ".join(map(str, range(num_words))), None)
+    assert len(made["query"].split()) == query
+    assert [len(document.split()) for document in made["documents"]] == documents
