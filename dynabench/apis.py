@@ -21,6 +21,8 @@ PATHS: dict[Api, str] = {
 VERSION = "/v1"
 TAKE_TOKENS = ("completions", "embeddings")
 """APIs that take token ids."""
+HAVE_TURNS = ("chat", "responses", "messages")
+"""APIs whose prompts are messages of both sides."""
 WHOLE = ("embeddings", "rerank")
 """APIs whose answers are not streamed and have no tokens."""
 

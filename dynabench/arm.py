@@ -3,12 +3,12 @@
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from dynabench.additions import masked_header, read_extra_body, read_headers, read_key
-from dynabench.apis import Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
+from dynabench.apis import HAVE_TURNS, Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
 from dynabench.deployment.description import Deployment
 from dynabench.proxy import Proxy
 from foundation.settings import Positive, Share, Whole, check_settings
@@ -38,6 +38,10 @@ class ClientConfig:
     prompts: Prompts | None = None
     """What prompts are made of: tokens, their ids, which completions and embeddings take; or text, the workload's own or about as
     many words. chat is short for text with --api chat (default: tokens for completions, else text)."""
+
+    history: Literal["workload", "server"] = "workload"
+    """Answers that later turns of a session repeat: the workload's, or those that the server gave to the earlier turns
+    (chat, responses and messages only)."""
 
     header: tuple[str, ...] = field(default=(), repr=False)
     """With --url: send this header, as in 'x-tenant: a'; may be repeated. The results have names only, no values.
@@ -84,6 +88,10 @@ class ClientConfig:
         if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
             name = "insecure" if self.insecure else "ca_file"
             raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
+        if self.history == "server" and self.way.api not in HAVE_TURNS:
+            raise ValueError(
+                f"history is 'server', but only {', '.join(HAVE_TURNS)} have earlier answers; give one as --api"
+            )
         if self.proxy is not None:
             Proxy.at(self.proxy)
         _ = self.headers, self.body_fields, self.way, self.api_key

@@ -55,6 +55,8 @@ class MeasuredServer(NamedTuple):
     """Whether any certificate is accepted."""
     proxy: str | None = None
     """The HTTP proxy on the way to it."""
+    repeats_answers: bool = False
+    """Whether later turns of a session repeat what it answered, not the workload's answers."""
     api: Api | None = None
     """Where requests are sent (None: as `prompts` implies)."""
 
@@ -205,14 +207,12 @@ class Bodies:
     def _text(self, request: Request) -> str:
         """Return the workload's text, or as many words as the prompt has tokens."""
         return (
-            _salted(request.content, self._salt)
-            if isinstance(request.content, str)
-            else as_words(self._tokens(request))
+            _salted(request.content, self._salt) if isinstance(request.content, str) else as_words(self.tokens(request))
         )
 
     def _prompt(self, request: Request) -> str | list[int]:
         """Return the prompt of an API that takes token ids, or text."""
-        return self._tokens(request).tolist() if self._way.prompts == "tokens" else self._plain_text(request)
+        return self.tokens(request).tolist() if self._way.prompts == "tokens" else self._plain_text(request)
 
     def _plain_text(self, request: Request) -> str:
         """Return the prompt as one text, also that of a chat."""
@@ -220,7 +220,8 @@ class Bodies:
             return flatten(_salted_chat(request.content, self._salt))
         return self._text(request)
 
-    def _tokens(self, request: Request) -> np.ndarray:
+    def tokens(self, request: Request) -> np.ndarray:
+        """Return the tokens of a prompt without text."""
         return prompt_tokens(request, self._block_size, salt=self._salt, among=self._target.tokens)
 
 

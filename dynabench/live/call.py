@@ -75,6 +75,11 @@ class ClientCall:
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
 
+    @property
+    def answer(self) -> str | None:
+        """The text of the answer, if its reader keeps it; None if there is none, or it calls tools."""
+        return self._reader.text
+
     def on_sent(self, now: float) -> None:
         """Record the time when the request's bytes are written."""
         self._timeline.sent_s[self.number] = now - self._start

@@ -87,6 +87,19 @@ class EventChoice(msgspec.Struct):
         return bool(self.text or (self.delta and self.delta.has_text))
 
     @property
+    def content(self) -> str:
+        """What it adds to the answer's text."""
+        content = self.text or (self.delta.content if self.delta is not None else None) or ""
+        if isinstance(content, str):
+            return content
+        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether it adds to a call of a tool."""
+        return self.delta is not None and bool(self.delta.tool_calls or self.delta.function_call)
+
+    @property
     def is_reasoning(self) -> bool:
         """Whether it is a thought, not a part of the answer."""
         return self.delta is not None and self.delta.is_reasoning

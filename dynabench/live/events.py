@@ -88,6 +88,7 @@ class AnswerReader:
     has_tokens = True
 
     __slots__ = (
+        "_calls_tools",
         "_counts_all",
         "_follows_cr",
         "_grammar",
@@ -99,6 +100,7 @@ class AnswerReader:
         "_num_patterns",
         "_pattern",
         "_rest",
+        "_texts",
         "finish_reason",
         "is_done",
         "num_reasoning",
@@ -109,7 +111,13 @@ class AnswerReader:
     )
 
     def __init__(
-        self, max_tokens: int, *, grammar: Grammar = CHAT, counts_all: bool = False, has_nvext: bool = False
+        self,
+        max_tokens: int,
+        *,
+        grammar: Grammar = CHAT,
+        counts_all: bool = False,
+        has_nvext: bool = False,
+        keeps_text: bool = False,
     ) -> None:
         """Start reading.
 
@@ -118,6 +126,7 @@ class AnswerReader:
             grammar: what the API's events say.
             counts_all: whether events without text are tokens, too: our frontend sends an event for each step.
             has_nvext: whether to read our frontend's report of routing and times.
+            keeps_text: whether the answer's text is wanted; then each event is parsed.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
@@ -126,6 +135,8 @@ class AnswerReader:
         self._has_nvext = has_nvext
         self._has_usages = True  # until an event with a token has none
         self._follows_cr = False
+        self._texts: list[str] | None = [] if keeps_text else None
+        self._calls_tools = False
         self._rest = bytearray()
         self._last = b""
         # The bytes before and after the text of a token's event, and whether it is reasoning.
@@ -140,6 +151,11 @@ class AnswerReader:
         self.timing: Timing | None = None
         self.finish_reason = ""
         self.is_done = False
+
+    @property
+    def text(self) -> str | None:
+        """The text so far without reasoning, if it is kept; None if the answer calls tools."""
+        return None if self._texts is None or self._calls_tools else "".join(self._texts)
 
     def take(self, data: bytes) -> int:
         """Process the bytes of a read; return how many tokens its events carry.
@@ -251,6 +267,9 @@ class AnswerReader:
                 raise AnswerError(f"the answer broke off: finish_reason {choice.finish_reason}")
             if choice.finish_reason:
                 self.finish_reason = one_line(choice.finish_reason, 40)
+        if self._texts is not None and choices:
+            self._texts.append(choices[0].content)
+            self._calls_tools |= choices[0].calls_tools
         is_end = any(choice.finish_reason for choice in choices)
         is_reasoning = any(choice.is_reasoning for choice in choices)
         before = self.num_tokens
@@ -288,7 +307,12 @@ class AnswerReader:
 
     def _learn(self, event: bytes, *, is_reasoning: bool) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
-        if self._num_patterns == MOST_PATTERNS or PLAIN.match(event) is None or TOOL_NAME.search(event):
+        if (
+            self._texts is not None
+            or self._num_patterns == MOST_PATTERNS
+            or PLAIN.match(event) is None
+            or TOOL_NAME.search(event)
+        ):
             return
         found = list(TEXT.finditer(event))
         if len(found) != 1:

@@ -18,6 +18,7 @@ from dynabench.live.event_types import (
     Delta,
     Event,
     EventChoice,
+    EventFunction,
     EventUsage,
     PromptDetails,
 )
@@ -95,11 +96,15 @@ def _read_response(data: bytes) -> Event | None:
     event = _response.decode(data)
     kind = event.type
     if kind.endswith(".delta"):
-        return _added(event.delta, is_reasoning="reasoning" in kind) if isinstance(event.delta, str) else NOTHING
+        if not isinstance(event.delta, str) or not event.delta:
+            return NOTHING
+        if kind in ("response.output_text.delta", "response.refusal.delta"):
+            return _added(event.delta)
+        return _thought(event.delta) if "reasoning" in kind else _called(event.delta)
     match kind:
         case "response.output_item.added":  # a call's name is generated, too
             name = event.item.name if event.item is not None else None
-            return _added(name, is_reasoning=False) if isinstance(name, str) else NOTHING
+            return _called(name) if isinstance(name, str) else NOTHING
         case "response.completed" | "response.incomplete":
             said = event.response or Response()
             usage = said.usage.as_chat if said.usage is not None else None
@@ -182,11 +187,14 @@ def _read_message(data: bytes) -> Event | None:
     match event.type:
         case "content_block_delta":
             delta = event.delta or MessageDelta()
-            return _added(delta.text or delta.partial_json or delta.thinking, is_reasoning=bool(delta.thinking))
+            if delta.thinking or delta.partial_json:
+                return _thought(delta.thinking) if delta.thinking else _called(delta.partial_json)
+            return _added(delta.text)
         case "content_block_start":
             block = event.content_block or Block()
-            thought = block.thinking or block.data
-            return _added(block.name or block.text or thought, is_reasoning=bool(thought))
+            if thought := block.thinking or block.data:
+                return _thought(thought)
+            return _called(block.name) if block.name else _added(block.text)
         case "message_start":
             usage = event.message.usage if event.message is not None else None
             said = usage.as_chat if usage is not None else None
@@ -214,9 +222,16 @@ STOP_REASONS = {
 NOTHING = Event([])
 
 
-def _added(text: str | None, *, is_reasoning: bool) -> Event:
-    delta = Delta(reasoning=text) if is_reasoning else Delta(content=text)
-    return Event([EventChoice(delta=delta)]) if text else NOTHING
+def _added(text: str | None) -> Event:
+    return Event([EventChoice(delta=Delta(content=text))]) if text else NOTHING
+
+
+def _thought(text: str | None) -> Event:
+    return Event([EventChoice(delta=Delta(reasoning=text))]) if text else NOTHING
+
+
+def _called(text: str | None) -> Event:
+    return Event([EventChoice(delta=Delta(function_call=EventFunction(arguments=text)))]) if text else NOTHING
 
 
 _chat = msgspec.json.Decoder(Event)

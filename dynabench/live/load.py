@@ -8,6 +8,7 @@ from collections import deque
 from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.call import ClientCall
+from dynabench.live.conversations import Conversations
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
@@ -54,6 +55,7 @@ class LoadGenerator:
         self._start = start
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
+        self._conversations = Conversations(workload.requests, self._bodies.tokens) if target.repeats_answers else None
         self._ahead: dict[int, bytes] = {}
         self._next_body = 0
         self._open: dict[int, ClientCall] = {}
@@ -69,6 +71,12 @@ class LoadGenerator:
     def num_retried(self) -> int:
         """Requests that were sent again, because the server closed the connection that it had kept."""
         return self._pool.num_retried
+
+    @property
+    def num_repeated(self) -> tuple[int, int]:
+        """Answers that later turns repeated although they could be the server's: its own, and the workload's."""
+        talks = self._conversations
+        return (talks.num_answers, talks.num_planned) if talks is not None else (0, 0)
 
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
@@ -124,7 +132,7 @@ class LoadGenerator:
         for number, intended in self._pacer.due(self.now):
             timeline.intended_s[number] = intended
             timeline.num_sent += 1
-            request = self._workload.requests[number]
+            request = self._request(number)
             body = self._ahead.pop(number, None) or self._bodies.of(request)
             api, has_token_events = self._bodies.api_of(request), self._bodies.has_token_events(request)
             call = ClientCall(
@@ -151,7 +159,14 @@ class LoadGenerator:
             grammar=GRAMMARS[api],
             counts_all=has_token_events,
             has_nvext=self._target.is_ours,
+            keeps_text=self._conversations is not None and bool(request.session),
         )
+
+    def _request(self, number: int) -> Request:
+        """Return a request as it is sent now."""
+        if self._conversations is not None and self._workload.requests[number].session:
+            return self._conversations.request(number)
+        return self._workload.requests[number]
 
     def _prepare(self, count: int) -> bool:
         """Prepare up to `count` bodies in advance; return whether that many were prepared."""
@@ -159,6 +174,8 @@ class LoadGenerator:
         while count and self._next_body < len(requests) and len(self._ahead) < AHEAD:
             number = self._next_body
             self._next_body += 1
+            if self._conversations is not None and requests[number].session:
+                continue  # its prompt has answers that are not there yet
             if math.isnan(self.timeline.intended_s[number]):
                 self._ahead[number] = self._bodies.of(requests[number])
                 count -= 1
@@ -181,6 +198,8 @@ class LoadGenerator:
         if self._open.pop(number, None) is None:
             return  # the run is over
         is_failed = bool(timeline.error[number])
+        if self._conversations is not None and not is_failed:
+            self._conversations.on_answer(number, call.answer)
         timeline.num_ended += 1
         timeline.num_failed += is_failed
         timeline.last_numbers.append(number)
@@ -212,6 +231,8 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "reasoning_tokens": float(timeline.num_reasoning),
         "hidden_reasoning": float(timeline.num_hidden),
         "without_tokens": float(timeline.num_without_tokens),
+        "repeated_answers": float(generator.num_repeated[0]),
+        "planned_answers": float(generator.num_repeated[1]),
         "retried": float(generator.num_retried),
     }
 

@@ -69,6 +69,7 @@ def measure(
     refuse_media(
         workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate, sweep and plan take them"
     )
+    _check_history(client, workload)
     if client.url is None:
         _check_ends(client, workload)
         run = _serving_adapters(_on_this_host(run), workload)
@@ -243,6 +244,7 @@ def server_of(client: ClientConfig, model: str) -> MeasuredServer:
         ca_file=client.ca_file,
         insecure=client.insecure,
         proxy=client.proxy,
+        repeats_answers=client.history == "server",
         api=client.way.api,
     )
 
@@ -272,6 +274,7 @@ async def _target(
             tokens=tokens,
             num_prefill_workers=offset_of(deployment),
             extra_body=client.body_fields,
+            repeats_answers=client.history == "server",
         )
         yield target, stack
 
@@ -312,6 +315,15 @@ def _serving_adapters(run: Run, workload: Workload) -> Run:
         pools.append(replace(pool, mocker=mocker))
     deployment = replace(run.deployment, pools=tuple(pools))
     return replace(run, arm=replace(run.arm, settings=replace(run.settings, deployment=deployment)))
+
+
+def _check_history(client: ClientConfig, workload: Workload) -> None:
+    """Refuse a history of answers where no turn waits for one."""
+    if client.history == "server" and not any(request.session and request.after for request in workload):
+        raise WorkloadError(
+            f"{workload.name}: no request waits for an earlier one of its session, so none can repeat the server's answer; leave "
+            "out --history, or use a workload whose sessions wait (dynabench workload formats)"
+        )
 
 
 def _check_ends(client: ClientConfig, workload: Workload) -> None:

@@ -36,6 +36,7 @@ class WholeReader:
     finish_reason = ""
     lacks_last = False
     has_tokens = False
+    text: str | None = None
     routing: EventRouting | None = None
     timing: Timing | None = None
 

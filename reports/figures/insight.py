@@ -147,6 +147,14 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{_answers(whole)} no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
             "tokens/s, so limits on these mean nothing"
         )
+    repeated, planned = (
+        sum(int(run.facts.get(f"{name}_answers", 0)) for run in repeats) for name in ("repeated", "planned")
+    )
+    if repeated or planned:
+        found.append(
+            f"later turns repeated {repeated:,} answers of the server"
+            + f", and {planned:,} of the workload, which call tools or have no text from the server" * bool(planned)
+        )
     if unended := sum(int(run.facts.get("without_done", 0)) for run in repeats):
         found.append(
             f"{_answers(unended)} no last event ([DONE], or message_stop of messages); they count, because each said why it "
