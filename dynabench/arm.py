@@ -10,6 +10,7 @@ from msgspec import Meta
 from dynabench.additions import masked_header, read_extra_body, read_headers, read_key
 from dynabench.apis import HAVE_TURNS, Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
 from dynabench.deployment.description import Deployment
+from dynabench.images import ImageSize
 from dynabench.proxy import Proxy
 from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
@@ -42,6 +43,10 @@ class ClientConfig:
     history: Literal["workload", "server"] = "workload"
     """Answers that later turns of a session repeat: the workload's, or those that the server gave to the earlier turns
     (chat, responses and messages only)."""
+
+    image_size: str = ""
+    """With --url: send the workload's media as images of WIDTHxHEIGHT pixels, such as 512x512 (chat, responses and messages
+    only; default: refuse workloads with media)."""
 
     header: tuple[str, ...] = field(default=(), repr=False)
     """With --url: send this header, as in 'x-tenant: a'; may be repeated. The results have names only, no values.
@@ -82,19 +87,34 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check_settings(self)
-        for name in ("header", "api_key_file", "proxy"):
+        for name in ("header", "api_key_file", "proxy", "image_size"):
             if getattr(self, name) and self.url is None:
                 raise ValueError(f"{name} applies to another server; give its --url")
         if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
             name = "insecure" if self.insecure else "ca_file"
             raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
-        if self.history == "server" and self.way.api not in HAVE_TURNS:
-            raise ValueError(
-                f"history is 'server', but only {', '.join(HAVE_TURNS)} have earlier answers; give one as --api"
-            )
+        self._check_turns()
         if self.proxy is not None:
             Proxy.at(self.proxy)
         _ = self.headers, self.body_fields, self.way, self.api_key
+
+    def _check_turns(self) -> None:
+        """Refuse what only messages can have with another API."""
+        apis = f"only {', '.join(HAVE_TURNS)}"
+        if self.history == "server" and self.way.api not in HAVE_TURNS:
+            raise ValueError(f"history is 'server', but {apis} have earlier answers; give one as --api")
+        if self.image_size and self.way.api not in HAVE_TURNS:
+            raise ValueError(f"image_size is {self.image_size!r}, but {apis} have images; give one as --api")
+        if self.image_size and self.history == "server":
+            raise ValueError(
+                "history is 'server' and image_size is given: turns with images cannot repeat answers; leave one out"
+            )
+        _ = self.size_of_images
+
+    @property
+    def size_of_images(self) -> ImageSize | None:
+        """The size of the images to send, None if media are refused."""
+        return ImageSize.parse(self.image_size) if self.image_size else None
 
     @property
     def api_key(self) -> str:

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from dynabench.apis import Api, Prompts, Way, api_headers, object_of, way_of
+from dynabench.images import ImageSize, data_url
 from dynabench.live.tls import tls_context
 from dynabench.live.translation import message_fields, message_prompt, response_fields, response_input
 from dynabench.proxy import Proxy
@@ -57,6 +58,8 @@ class MeasuredServer(NamedTuple):
     """The HTTP proxy on the way to it."""
     repeats_answers: bool = False
     """Whether later turns of a session repeat what it answered, not the workload's answers."""
+    image_size: ImageSize | None = None
+    """The size of the images that stand for a workload's media (None: it has none)."""
     api: Api | None = None
     """Where requests are sent (None: as `prompts` implies)."""
 
@@ -162,14 +165,14 @@ class Bodies:
 
     def _response(self, request: Request) -> dict[str, Any]:
         """Return the body of a response, which the server need not keep. This API cannot ignore an EOS."""
-        chat = isinstance(request.content, list)
+        is_plain = not isinstance(request.content, list) and not request.media
         return {
             "store": False,
             **self._fields(request, "responses"),
             "model": request.adapter or self._target.model,
             "max_output_tokens": request.max_tokens(self._target.context),
             "stream": True,
-            "input": response_input(self._messages(request)) if chat else self._text(request),
+            "input": self._text(request) if is_plain else response_input(self._messages(request)),
         }
 
     def _message(self, request: Request) -> dict[str, Any]:
@@ -202,7 +205,18 @@ class Bodies:
     def _messages(self, request: Request) -> list[dict[str, Any]]:
         if isinstance(request.content, list):
             return _salted_chat(request.content, self._salt)
+        if request.media and (size := self._target.image_size) is not None:
+            return [{"role": "user", "content": self._with_images(request, size)}]
         return [{"role": "user", "content": self._text(request)}]
+
+    def _with_images(self, request: Request, size: ImageSize) -> list[dict[str, Any]]:
+        """Return words and images in the order of the prompt; equal ids are equal images within a run."""
+        tokens, place, parts = self.tokens(request), 0, []
+        for item in request.media:
+            parts += _text_part(tokens[place : item.offset])
+            parts.append({"type": "image_url", "image_url": {"url": data_url(f"{self._salt}:{item.id}", size)}})
+            place = item.offset + item.tokens
+        return parts + _text_part(tokens[place:])
 
     def _text(self, request: Request) -> str:
         """Return the workload's text, or as many words as the prompt has tokens."""
@@ -223,6 +237,10 @@ class Bodies:
     def tokens(self, request: Request) -> np.ndarray:
         """Return the tokens of a prompt without text."""
         return prompt_tokens(request, self._block_size, salt=self._salt, among=self._target.tokens)
+
+
+def _text_part(tokens: np.ndarray) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": as_words(tokens)}] if len(tokens) else []
 
 
 def _ranking(text: str) -> dict[str, Any]:

@@ -66,9 +66,9 @@ def measure(
     """
     client = run.settings.client
     assert client is not None
-    refuse_media(
-        workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate, sweep and plan take them"
-    )
+    if client.size_of_images is None:
+        what = "are sent over HTTP only as images of a size (--url with --api chat and --image-size 512x512)"
+        refuse_media(workload.columns, workload.name, what)
     _check_history(client, workload)
     if client.url is None:
         _check_ends(client, workload)
@@ -245,6 +245,7 @@ def server_of(client: ClientConfig, model: str) -> MeasuredServer:
         insecure=client.insecure,
         proxy=client.proxy,
         repeats_answers=client.history == "server",
+        image_size=client.size_of_images,
         api=client.way.api,
     )
 
