@@ -10,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from dynabench.apis import endpoint_of
 from dynabench.arm import ClientConfig, Run
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
@@ -230,26 +231,6 @@ async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], int
     return result
 
 
-def server_of(client: ClientConfig, model: str) -> MeasuredServer:
-    """Return another server to measure, as a client's settings describe it."""
-    endpoint = client.endpoint
-    assert endpoint is not None
-    return MeasuredServer(
-        endpoint.base,
-        model,
-        client.way.prompts,
-        client.api_key,
-        extra_headers=client.headers,
-        extra_body=client.body_fields,
-        ca_file=client.ca_file,
-        insecure=client.insecure,
-        proxy=client.proxy,
-        repeats_answers=client.history == "server",
-        image_size=client.size_of_images,
-        api=client.way.api,
-    )
-
-
 @contextlib.asynccontextmanager
 async def _target(
     client: ClientConfig, deployment: Deployment, seed: int
@@ -257,7 +238,7 @@ async def _target(
     """Yield the server to measure, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
-        yield server_of(client, pool.served_name), None
+        yield server_at(client.url, pool.served_name, client), None
         return
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
@@ -278,6 +259,29 @@ async def _target(
             repeats_answers=client.history == "server",
         )
         yield target, stack
+
+
+def server_at(url: str, model: str, client: ClientConfig) -> MeasuredServer:
+    """Return another server, with what a client sends to it.
+
+    Raises:
+        ValueError: the address is not understood, or names another API than the client's settings.
+    """
+    client = replace(client, url=url)
+    return MeasuredServer(
+        endpoint_of(url).base,
+        model,
+        client.way.prompts,
+        client.api_key,
+        extra_headers=client.headers,
+        extra_body=client.body_fields,
+        ca_file=client.ca_file,
+        insecure=client.insecure,
+        proxy=client.proxy,
+        repeats_answers=client.history == "server",
+        image_size=client.size_of_images,
+        api=client.way.api,
+    )
 
 
 def tokens_of_model(pool: Pool) -> range:

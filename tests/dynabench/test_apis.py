@@ -10,7 +10,7 @@ from dynabench.arm import ClientConfig
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.events import AnswerError, AnswerReader
 from dynabench.live.grammars import GRAMMARS
-from dynabench.live.run import server_of
+from dynabench.live.run import server_at
 from reports.figures import metrics
 from reports.figures.insight import remarks
 from serving.frontend.api.answer_format import Usage
@@ -336,7 +336,7 @@ def test_requests_go_to_the_path_of_their_api():
 
     with strange_server(answer, paths=paths) as url:
         for address in (f"{url}/v1/chat/completions", f"{url}/proxy/v1", f"{url}/v1/"):
-            target = server_of(ClientConfig(url=address), "m")
+            target = server_at(address, "m", ClientConfig())
             columns = send(target.url, workload(1), prompts=target.prompts, api=target.api).requests
             assert columns.error.tolist() == [""]
     assert paths == [PATHS["chat"], "/proxy/v1/completions", "/v1/completions"]

@@ -10,7 +10,7 @@ from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.conversations import Conversations
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
-from dynabench.live.run import measure, server_of
+from dynabench.live.run import measure, server_at
 from reports.figures.insight import remarks
 from tests.dynabench.test_apis import streamed
 from tests.dynabench.test_event_streams import chat, stated
@@ -163,7 +163,7 @@ def test_only_apis_with_messages_have_a_history():
             ValueError, match="history is 'server', but only chat, responses, messages have earlier answers"
         ):
             ClientConfig(url=url, history="server", **settings)
-    assert server_of(ClientConfig(url=url, history="server", api="messages"), "m").repeats_answers
+    assert server_at(url, "m", ClientConfig(history="server", api="messages")).repeats_answers
 
 
 def test_a_workload_whose_sessions_do_not_wait_has_no_history():

@@ -7,7 +7,7 @@ import pytest
 import trustme
 
 from dynabench.arm import ClientConfig
-from dynabench.live.run import server_of
+from dynabench.live.run import server_at
 from dynabench.proxy import Proxy
 from tests.dynabench.test_load import send, workload
 from tests.support.commands import dynabench
@@ -27,7 +27,7 @@ def test_a_key_comes_from_a_file_or_a_variable_or_the_usual_one(tmp_path, monkey
     assert ClientConfig(url=URL, api_key_file="env:MY_KEY").api_key == "mine"
     client = ClientConfig(url=URL, api_key_file=str(file))
     assert client.api_key == "filed"
-    assert server_of(client, "m").headers["authorization"] == "Bearer filed"
+    assert server_at(URL, "m", client).headers["authorization"] == "Bearer filed"
     assert "filed" not in json.dumps(client.shown)
 
 
