@@ -233,7 +233,27 @@ class AnswerReader:
         found = [event for event in events.split(EVENT_END) if event]
         self._num_events += len(found)
         for event in found:
-            self._read(event)
+            if not self._is_known(event):
+                self._read(event)
+
+    def _is_known(self, event: bytes) -> bool:
+        """Count an event of the known pattern among others, such as the last ones of a stream."""
+        if self._pattern is None:
+            return False
+        before, after, is_reasoning = self._pattern
+        if after.endswith(EVENT_END):
+            num_others = len(before) + len(after) - len(EVENT_END)
+            if len(event) < num_others or not event.startswith(before) or not event.endswith(after[: -len(EVENT_END)]):
+                return False
+            has_text = len(event) > num_others
+        else:
+            if before not in event or after not in event:
+                return False
+            has_text = before + after not in event
+        if has_text or self._counts_all:
+            self.num_tokens += 1
+            self.num_reasoning += is_reasoning
+        return True
 
     def _read(self, event: bytes) -> None:
         """Parse one event, and count its tokens."""
@@ -271,7 +291,7 @@ class AnswerReader:
             self._texts.append(choices[0].content)
             self._calls_tools |= choices[0].calls_tools
         is_end = any(choice.finish_reason for choice in choices)
-        is_reasoning = any(choice.is_reasoning for choice in choices)
+        is_reasoning = bool(choices) and choices[0].is_reasoning
         before = self.num_tokens
         is_token = any(choice.is_token if self._counts_all else choice.has_text for choice in choices)
         if is_token and found.usage is None and count is None and not is_end:
