@@ -2,11 +2,12 @@
 
 import asyncio
 from dataclasses import replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import aiohttp
 import uvloop
 
+from dynabench.apis import Prompts, Way, endpoint_of
 from dynabench.arm import ClientConfig
 from dynabench.live.clients import Order, send_all
 from dynabench.live.models import ReportedModel, reported_models
@@ -21,9 +22,8 @@ from workloads.workload import select
 
 PROBES = 3
 """Requests before the first load, one after the other: the last ones say how long one takes alone."""
-Form = Literal["tokens", "text", "chat"]
-FORMS: dict[Form, str] = {"tokens": "token ids", "text": "text", "chat": "chats"}
-"""Forms of prompts, the most exact first."""
+FORMS: tuple[Prompts, ...] = ("tokens", "text", "chat")
+"""Forms of prompts that are tried if none is asked for, the most exact first."""
 
 
 class Endpoint(NamedTuple):
@@ -41,7 +41,7 @@ class Endpoint(NamedTuple):
     @property
     def name(self) -> str:
         """Its host and port, and the path if it has one."""
-        return masked(self.url).partition("://")[2].rstrip("/").removesuffix("/v1")
+        return masked(endpoint_of(self.url).base).partition("://")[2]
 
 
 def find(url: str, models: tuple[str, ...], client: ClientConfig, workload: Workload) -> list[Endpoint]:
@@ -83,21 +83,27 @@ async def _listed(url: str, models: tuple[str, ...], client: ClientConfig) -> li
 
 async def _asked(url: str, model: ReportedModel, client: ClientConfig, workload: Workload) -> Endpoint:
     """Ask a model a few times, in the first form of prompts that it takes."""
-    forms: tuple[Form, ...] = tuple(FORMS) if client.prompts == "tokens" else (client.prompts,)
+    is_open = client.prompts is None and client.way.api is None
+    ways = [replace(client, prompts=form) for form in FORMS] if is_open else [client]
     refusals = []
     few = Workload(
         workload.name, workload.block_size, select(workload.requests, list(range(min(PROBES, len(workload)))))
     )
-    for form in forms:
-        asked = replace(client, prompts=form)
-        order = Order(few, server_at(url, model.id, asked), LoadConfig(concurrency=1), form, client.timeout_s)
+    for asked in ways:
+        order = Order(few, server_at(url, model.id, asked), LoadConfig(concurrency=1), str(asked.way), client.timeout_s)
         requests = (await send_all(order, num_clients=1, stop=asyncio.Event())).requests
         if not any(requests.error):
-            took = requests.last_token_s - requests.sent_s
+            took = requests.done_s - requests.sent_s
             said = f"{masked(url)}, model {model.id}" + f" ({model.owned_by})" * bool(model.owned_by)
-            said += f", prompts as {FORMS[form]}"
+            said += f", {_named(asked.way)}"
             return Endpoint(url, model.id, asked, said, float(took[-2:].mean()))
-        refusals.append(f"{FORMS[form]}: {next(filter(None, requests.error))}")
+        refusals.append(f"{_named(asked.way)}: {next(filter(None, requests.error))}")
     raise UserError(
         f"{masked(url)} does not answer {model.id} in any form of prompts that was tried. {'; '.join(refusals)}"
     )
+
+
+def _named(way: Way) -> str:
+    """Say what is sent."""
+    what = "prompts as token ids" if way.prompts == "tokens" else "prompts as text"
+    return f"{what} to {way.api}" if way.api else what

@@ -36,7 +36,7 @@ from reports.figures.conditions import Condition
 from reports.figures.outcomes import Outcome
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
-from reports.sweep.curve import requests_per_s, tokens_per_s
+from reports.sweep.curve import requests_per_s, throughput
 from reports.sweep.points import AnyPoint, Point, Sweep
 from workloads import Workload
 from workloads.pacing import LoadConfig
@@ -216,7 +216,7 @@ class _Line:
         """Note what came of a load."""
         self.points[load] = point
         is_met = None if not point.outcomes or point.state == "unknown" else point.state == "met"
-        self._climb.learn(Tried(load, tokens_per_s(point), is_met))
+        self._climb.learn(Tried(load, throughput(point), is_met))
 
 
 class _Work:

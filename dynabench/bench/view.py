@@ -17,7 +17,7 @@ from dynabench.live.timeline import Stats
 from dynabench.terminal import Terminal
 from foundation.text import printable
 from reports.figures.cells import milliseconds, number
-from reports.sweep.curve import tokens_per_s
+from reports.sweep.curve import throughput, unit
 from reports.sweep.points import Point
 
 SHOWN = 12
@@ -65,9 +65,9 @@ class BenchView:
 
     def _curve(self) -> list[RenderableType]:
         shown = self._points[-SHOWN:]
-        most = max((tokens_per_s(point) for point in shown), default=0.0)
+        most = max((throughput(point) for point in shown), default=0.0)
         return [
-            Text(f"{_bar(tokens_per_s(point), most)} {_line(point)}", no_wrap=True, overflow="ellipsis")
+            Text(f"{_bar(throughput(point), most)} {_line(point)}", no_wrap=True, overflow="ellipsis")
             for point in shown
         ]
 
@@ -96,7 +96,7 @@ class BenchView:
 
 def _line(point: Point) -> str:
     return (
-        f"{point.name}: {number(tokens_per_s(point))} tokens/s, TTFT p50 {milliseconds(point.ttft_sched.p50)} ms, "
+        f"{point.name}: {number(throughput(point))} {unit(point)}, TTFT p50 {milliseconds(point.ttft_sched.p50)} ms, "
         f"ITL p50 {milliseconds(point.itl.p50)} ms" + f", {point.failed:,} failed" * bool(point.failed)
     )
 

@@ -21,6 +21,7 @@ import httptools
 import msgspec
 import uvloop
 
+from foundation.open_files import room_for
 from serving.engines.mock.timer import StepTimer
 
 MODEL = "known"
@@ -280,6 +281,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--with-parent", action="store_true", help="exit when standard input closes")
     options = parser.parse_args()
+    room_for(1 << 16)
     listener = socket.create_server(("127.0.0.1", options.port), backlog=4096)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
 

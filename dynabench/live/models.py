@@ -50,7 +50,9 @@ async def _listed(target: MeasuredServer) -> bytes:
     tls = target.tls
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
-        session.get(f"{target.url}/v1/models", headers=target.headers, ssl=True if tls is None else tls) as response,
+        session.get(
+            f"{target.url}/v1/models", headers=target.headers, ssl=True if tls is None else tls, proxy=target.proxy
+        ) as response,
     ):
         response.raise_for_status()
         return await body_of(response, MAX_BYTES)

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from dynabench.apis import endpoint_of
 from dynabench.arm import ClientConfig, Run
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
@@ -70,10 +70,12 @@ def measure(
     """
     client = run.settings.client
     assert client is not None
-    refuse_media(
-        workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate, sweep and plan take them"
-    )
+    if client.size_of_images is None:
+        what = "are sent over HTTP only as images of a size (--url with --api chat and --image-size 512x512)"
+        refuse_media(workload.columns, workload.name, what)
+    _check_history(client, workload)
     if client.url is None:
+        _check_ends(client, workload)
         run = _serving_adapters(_on_this_host(run), workload)
         if not _runs_model(run.deployment):
             for engine in set(engines_of(run.deployment)):
@@ -259,7 +261,8 @@ async def _target(
         target = MeasuredServer(
             stack.url,
             stack.model,
-            client.prompts,
+            client.way.prompts,
+            api=client.way.api,
             is_ours=True,
             sends_text=pool.engine == "mistralrs",  # bytes of an incomplete character come with the next piece
             splits_answers=any(
@@ -268,21 +271,31 @@ async def _target(
             tokens=tokens,
             num_prefill_workers=offset_of(deployment),
             extra_body=client.body_fields,
+            repeats_answers=client.history == "server",
         )
         yield target, stack
 
 
 def server_at(url: str, model: str, client: ClientConfig) -> MeasuredServer:
-    """Return another server, with what a client sends to it."""
+    """Return another server, with what a client sends to it.
+
+    Raises:
+        ValueError: the address is not understood, or names another API than the client's settings.
+    """
+    client = replace(client, url=url)
     return MeasuredServer(
-        url.rstrip("/").removesuffix("/v1"),
+        endpoint_of(url).base,
         model,
-        client.prompts,
-        os.environ.get("OPENAI_API_KEY", ""),
+        client.way.prompts,
+        client.api_key,
         extra_headers=client.headers,
         extra_body=client.body_fields,
         ca_file=client.ca_file,
         insecure=client.insecure,
+        proxy=client.proxy,
+        repeats_answers=client.history == "server",
+        image_size=client.size_of_images,
+        api=client.way.api,
     )
 
 
@@ -322,6 +335,24 @@ def _serving_adapters(run: Run, workload: Workload) -> Run:
         pools.append(replace(pool, mocker=mocker))
     deployment = replace(run.deployment, pools=tuple(pools))
     return replace(run, arm=replace(run.arm, settings=replace(run.settings, deployment=deployment)))
+
+
+def _check_history(client: ClientConfig, workload: Workload) -> None:
+    """Refuse a history of answers where no turn waits for one."""
+    if client.history == "server" and not any(request.session and request.after for request in workload):
+        raise WorkloadError(
+            f"{workload.name}: no request waits for an earlier one of its session, so none can repeat the server's answer; leave "
+            "out --history, or use a workload whose sessions wait (dynabench workload formats)"
+        )
+
+
+def _check_ends(client: ClientConfig, workload: Workload) -> None:
+    """Refuse answers that end by EOS where our own frontend cannot be told after how many tokens that is."""
+    if client.way.api in ("responses", "messages") and "stop" in ends(workload):
+        raise WorkloadError(
+            f"{workload.name}: answers end by EOS (--ends stop), and api {client.way.api} has no field that says where; use "
+            "--api chat"
+        )
 
 
 def _check_fits(workload: Workload, target: MeasuredServer) -> None:

@@ -277,11 +277,12 @@ def throughput(run: Record) -> Throughput:
     whole = _whole_s(requests)
     inside = good & (requests.last_token_s <= stop).filled(False)
     window = float(stop - start)
+    has_tokens = bool(requests.osl[good].any())  # embeddings have none
     return Throughput(
         requests_per_s=float(good.sum() / whole) if whole > 0 else None,
-        output_tokens_per_s=float(requests.osl[good].sum() / whole) if whole > 0 else None,
+        output_tokens_per_s=float(requests.osl[good].sum() / whole) if whole > 0 and has_tokens else None,
         window_requests_per_s=float(inside.sum() / window) if window > 0 else None,
-        window_output_tokens_per_s=float(requests.osl[inside].sum() / window) if window > 0 else None,
+        window_output_tokens_per_s=float(requests.osl[inside].sum() / window) if window > 0 and has_tokens else None,
     )
 
 

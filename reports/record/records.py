@@ -114,7 +114,9 @@ class Requests:
     first_byte_s: Annotated[MaybeFloats, Column("when the first byte of the answer arrived", "s")]
     first_token_s: Annotated[MaybeFloats, Column("when the first chunk with text arrived", "s")]
     second_token_s: Annotated[MaybeFloats, Column("when the second token arrived", "s")]
-    last_token_s: Annotated[MaybeFloats, Column("when the last token arrived", "s")]
+    last_token_s: Annotated[
+        MaybeFloats, Column("when the last token arrived; an answer without tokens, as a whole", "s")
+    ]
     done_s: Annotated[MaybeFloats, Column("when the answer ended", "s")]
     isl: Annotated[Ints, Column("prompt length as the server reported it; otherwise as in the workload", "tokens")]
     osl: Annotated[Ints, Column("output length", "tokens", 0)]

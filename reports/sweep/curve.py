@@ -34,12 +34,12 @@ class LoadCurve(NamedTuple):
     @property
     def answered(self) -> "LoadCurve":
         """The same without loads at which nothing was answered."""
-        return self._replace(points=[point for point in self.points if tokens_per_s(point)])
+        return self._replace(points=[point for point in self.points if throughput(point)])
 
     @property
     def highest(self) -> Point | None:
         """The point with the highest throughput; None if no request was answered."""
-        return max((point for point in self.points if tokens_per_s(point)), key=tokens_per_s, default=None)
+        return max((point for point in self.points if throughput(point)), key=throughput, default=None)
 
     @property
     def knee(self) -> Point | None:
@@ -70,6 +70,11 @@ def tokens_per_s(point: Point) -> float:
     return (rates.output_tokens_per_s or 0.0) if within is None else within
 
 
+def throughput(point: Point) -> float:
+    """Return the output tokens per second or, of answers that have none, such as embeddings, the answers per second."""
+    return tokens_per_s(point) or requests_per_s(point) or 0.0
+
+
 def requests_per_s(point: Point) -> float | None:
     """Return the answers per second of the same window."""
     within = point.throughput.window_requests_per_s
@@ -79,7 +84,7 @@ def requests_per_s(point: Point) -> float | None:
 def knee(points: Sequence[Point]) -> Point | None:
     """Return the first of the points, by load, that gives nearly the highest throughput; None if nothing was answered."""
     most = max(map(tokens_per_s, points), default=0.0)
-    return next((point for point in points if tokens_per_s(point) >= NEAR * most), None) if most else None
+    return next((point for point in points if throughput(point) >= NEAR * most), None) if most else None
 
 
 def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurve]:
@@ -158,11 +163,11 @@ def _knee(curve: LoadCurve) -> str:
         return f"{curve.load(last)[0].upper()}{curve.load(last)[1:]}: {_rate(last)}, {_ttft(last)}."
     if first is last:
         return f"Throughput still grew at {curve.load(last)}, the highest load tried ({_rate(last)}), so its highest is not known."
-    share = tokens_per_s(first) / tokens_per_s(highest)
+    share = throughput(first) / throughput(highest)
     if first is highest:
         return f"Throughput is highest at {curve.load(first)} ({_rate(first)}, {_ttft(first)}); more load only waits."
     give = "gives" if curve.at(first) == 1 else "give"
-    what = f"{curve.load(first)} {give} {share:.0%} of the highest throughput ({_rate(first)} of {number(tokens_per_s(highest))})"
+    what = f"{curve.load(first)} {give} {share:.0%} of the highest throughput ({_rate(first)} of {number(throughput(highest))})"
     what = what[0].upper() + what[1:]
     return f"{what} at {_ratio(first, highest)} of {curve.load(highest)} ({_both(first, highest)})."
 
@@ -190,18 +195,24 @@ def _ttft(point: Point) -> str:
 
 
 def _rate(point: Point) -> str:
-    return f"{number(tokens_per_s(point))} tokens/s"
+    return f"{number(throughput(point))} {unit(point)}"
+
+
+def unit(point: Point) -> str:
+    """Return the unit of a point's throughput."""
+    return "tokens/s" if tokens_per_s(point) or not requests_per_s(point) else "requests/s"
 
 
 def _compared(found: Sequence[LoadCurve]) -> list[str]:
     """Compare the highest throughputs of several curves."""
-    known = [(curve, tokens_per_s(best)) for curve in found if curve.name and (best := curve.highest)]
+    known = [(curve, throughput(best)) for curve in found if curve.name and (best := curve.highest)]
     if len(known) < 2:
         return []
     known.sort(key=lambda each: -each[1])
     first, most = known[0]
     others = [f"{curve.name} {number(rate)} ({rate / most - 1:+.0%})" for curve, rate in known[1:]]
-    return [f"Highest throughput: {first.name} {number(most)} tokens/s, {', '.join(others)}."]
+    of = unit(first.points[0])
+    return [f"Highest throughput: {first.name} {number(most)} {of}, {', '.join(others)}."]
 
 
 def failed(point: Point) -> str:

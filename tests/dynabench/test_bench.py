@@ -239,7 +239,7 @@ def test_an_endpoint_without_one_model_is_refused(body, model, why):
 def test_an_endpoint_that_refuses_every_form_of_prompts_is_refused_with_its_reasons(tmp_path):
     with (
         strange_server(says_models(b'{"data": [{"id": "a"}]}')) as address,
-        pytest.raises(UserError, match=r"token ids: .*; text: .*; chats: "),
+        pytest.raises(UserError, match=r"as token ids: .*; prompts as text: .*; prompts as text to chat: "),
     ):
         run_bench(asked(address, out=tmp_path / "b"), console=Terminal())
 
