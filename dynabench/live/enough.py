@@ -35,7 +35,7 @@ class Enough(NamedTuple):
         intended, done, first = (
             np.ma.filled(timeline.noted(name), np.nan) for name in ("intended_s", "done_s", "first_token_s")
         )
-        known = np.flatnonzero(~np.isnan(done) & ~np.isnan(first) & load.are_measured(intended))
+        known = np.flatnonzero(~np.isnan(done) & load.are_measured(intended))
         if not len(known):
             return False
         e2e = done[known] - intended[known]
@@ -44,8 +44,9 @@ class Enough(NamedTuple):
         if span >= self.least_s:
             return True
         order = np.argsort(done[known])
-        times = ((first[known] - intended[known])[order], e2e[order])
-        return len(known) >= LEAST and all(width(values) <= self.precision for values in times)
+        ttft = (first[known] - intended[known])[order]
+        times = (e2e[order], ttft[~np.isnan(ttft)])  # embeddings have no first token
+        return len(known) >= LEAST and all(width(values) <= self.precision for values in times if len(values) >= BLOCKS)
 
 
 def width(values: Floats) -> float:
