@@ -195,13 +195,15 @@ class GroupedCache:
         for group, kind in enumerate(self._kind_of):
             reach = self._reach(kind, num_tokens, aligned)
             self._pass(held, group, kind, reach // kind.block_size, marks)
-            self._store_end(held, group, kind, reach)
-        if self._settings.counts_last_state_again:
-            for kind in self._states:
-                self._count_again(held, kind, self._reach(kind, num_tokens, aligned))
+            if isinstance(kind, State):
+                self._store_last_state(held, group, kind, reach)
+            else:
+                self._store_end(held, group, kind, reach)
 
     def _reach(self, kind: Kind, num_tokens: int, aligned: int) -> int:
         """Return up to where blocks are cached: a look-up that drops the last one asks for one more."""
+        if len(self._kind_of) == 1:
+            return num_tokens
         return min(num_tokens, aligned + kind.block_size) if kind.stores_next else aligned
 
     def _end_of_known(self, sequence: Sequence) -> int:
@@ -261,16 +263,26 @@ class GroupedCache:
         if pool.has_listener:
             pool.events.append(GroupStored(held.chain, pool.groups[group], unit, end - unit, end, (end,)))
 
-    def _count_again(self, held: Tables, kind: State, num_tokens: int) -> None:
-        """Count the state at the last block boundary in a prompt among those of this step while it is the last stored one."""
-        size = kind.block_size
-        end = kind.last_boundary(held.num_prompt)
-        if num_tokens != end or not end:
+    def _store_last_state(self, held: Tables, group: int, kind: State, num_tokens: int) -> None:
+        """Cache the state at the last block boundary in a prompt while it is the last one, even if no hit is expected there.
+
+        vLLM 0.32 also counts it among the states of this step again.
+        """
+        if not num_tokens or num_tokens != kind.last_boundary(held.num_prompt):
             return
-        for group in kind.groups:
-            blocks = held.tables[group].blocks
-            if blocks[end // size - 1] != NULL:
-                kind.in_this_step.add(self.pool.groups[group].name(held.chain, end))
+        size, pool, content = kind.block_size, self.pool, held.contents[group]
+        block = held.tables[group].blocks[num_tokens // size - 1]
+        if block == NULL:
+            return
+        is_new = not pool.names(block)
+        if is_new:
+            pool.name([block], content, [num_tokens])
+            if pool.has_listener:
+                pool.events.append(
+                    GroupStored(held.chain, content.group, size, num_tokens - size, num_tokens, (num_tokens,))
+                )
+        if is_new or self._settings.counts_last_state_again:
+            kind.in_this_step.add(content.name(num_tokens))
 
     def release(self, sequence: Sequence) -> None:
         """Give back all blocks of a sequence, each group's last one first."""

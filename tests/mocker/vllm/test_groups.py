@@ -5,6 +5,7 @@ import pytest
 from mocker import BlockChain, EngineConfig, Sequence
 from mocker.events import BlockGroup, GroupRemoved, GroupStored, for_routers
 from mocker.models.kv_groups import LayerKv, layout_of
+from mocker.speculation.drafter import Drafter
 from mocker.vllm.core import VllmCore
 from mocker.vllm.groups.alignment import aligned_chunk
 from mocker.vllm.groups.pool import Content, GroupPool
@@ -13,10 +14,18 @@ FULL, WINDOW, STATE = LayerKv(4.0), LayerKv(4.0, window=9), LayerKv(0.0, state=1
 CHUNK = LayerKv(4.0, window=8, is_chunked=True)
 
 
+class NoneAccepted(Drafter):
+    def proposed(self, sequence):
+        return 1
+
+    def accepted(self, sequence, num_drafts):
+        return 0
+
+
 def core_of(*layers, num_blocks=100, block_size=4, **settings):
     settings = {"max_num_batched_tokens": 64, "max_num_seqs": 8, "async_scheduling": False} | settings
     config = EngineConfig(block_size=block_size, max_model_len=400, **settings)
-    return VllmCore(config, num_blocks, None, layout_of(layers, block_size))
+    return VllmCore(config, num_blocks, None, layout_of(layers, block_size), drafter=NoneAccepted())
 
 
 def prompt(name, length, output=1, *, like="", shared=0, size=4):
@@ -112,6 +121,27 @@ def test_a_state_that_is_computed_in_a_step_can_be_used_in_a_later_one(version, 
         started.append([(each.id, each.num_computed) for each in batch.admitted])
         core.update(batch)
     assert started == expected  # 0.32 also waits for the step after
+
+
+def test_with_eagle_the_last_state_of_a_prompt_is_cached_although_blocks_of_several_sizes_do_not_end_there_together():
+    eagle = {"num_speculative_tokens": 1, "speculative_method": "eagle", "engine_version": "0.32"}
+    core = core_of(FULL, LayerKv(2.0), STATE, **eagle)  # blocks of 4, 8 and 4
+    run(core, Sequence("a", num_prompt=22, max_tokens=4, chain=BlockChain(list(range(6)))))
+    stored = [event for event in core.pool.events if isinstance(event, GroupStored) and event.group.kind == "mamba"]
+    assert [event.ends for event in stored if event.ends] == [(16,)]  # a hit is expected at 8, where no chunk ended
+    assert run(core, Sequence("b", num_prompt=26, max_tokens=1, chain=BlockChain(list(range(6))))) == {"b": 16}
+
+
+def test_with_states_alone_the_last_state_of_a_prompt_counts_as_computed_only_in_its_own_step():
+    core = core_of(STATE, engine_version="0.32")
+    core.add(prompt("a", 14, 9))
+    core.add(prompt("b", 14, 9, like="a", shared=3))
+    started = []
+    for _ in range(3):
+        batch = core.schedule()
+        started.append([(each.id, each.num_computed) for each in batch.admitted])
+        core.update(batch)
+    assert started == [[("a", 12)], [("b", 14)], []]
 
 
 def test_events_are_those_of_each_group_and_routers_go_by_the_one_that_keeps_everything():
