@@ -21,6 +21,7 @@ from dynabench.bench.view import BenchView
 from dynabench.bench.workload import LoadRequests, Requests
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.arms import arm_name
+from dynabench.experiment.limits import check_has_tokens
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
@@ -80,6 +81,8 @@ def run_bench(
         raise UserError(
             "--find searches for the highest load that holds the limits; set them with --slo or --slo-preset"
         )
+    for url in asked.urls:
+        check_has_tokens(limits, replace(asked.client, url=url))
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload

@@ -278,3 +278,9 @@ def test_a_load_is_measured_again_with_more_processes_if_the_client_could_not_ke
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     _, _, found = run_bench(asked(url, out=tmp_path / "c"), console=Terminal())
     assert found.verdict.count("Not valid at ") == 2
+
+
+def test_limits_on_tokens_are_refused_where_answers_have_none(url, tmp_path):
+    refused = asked(f"{url}/v1/embeddings", out=tmp_path / "b", slo=("ttft.p50 <= 1s",))
+    with pytest.raises(UserError, match="answers of embeddings have none; expected a limit on e2e"):
+        run_bench(refused, console=Terminal())
