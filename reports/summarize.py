@@ -12,7 +12,7 @@ from msgspec import UNSET, structs
 from reports.figures import fleet as fleet_figures
 from reports.figures import insight, metrics, slo, sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
-from reports.figures.metrics import Goodput, Intervals
+from reports.figures.metrics import Goodput, Intervals, Throughput
 from reports.figures.outcomes import of_run
 from reports.figures.server import remarks as server_remarks
 from reports.figures.server import server_figures
@@ -86,14 +86,16 @@ def summarize(
         engine_errors: the error of each arm's engine, if arms differ by engine.
     """
     arms: dict[str, list[Record]] = {}
+    rates: dict[str, list[Throughput]] = {}
     for run in runs:
         arms.setdefault(run.arm, []).append(run.measured)
+        rates.setdefault(run.arm, []).append(metrics.throughput(run))
     size = max(int(run.requests.request.max(initial=-1)) for run in runs) + 1
     tables: dict[str, Table] = {arm: ByRequest(repeats, size) for arm, repeats in arms.items()}
     first = next(iter(arms))
     blocks = blocks_of(tables[first]["intended_s"], tables[first]["e2e_sched"])
     figures = {
-        arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [])
+        arm: _arm(repeats, tables[arm], blocks if with_intervals else None, limits or [], _averaged(rates[arm]))
         for arm, repeats in arms.items()
     }
     figures = _with_fleet(_with_tiers(figures, runs, tables, blocks), runs, limits or [])
@@ -195,7 +197,9 @@ def _saving(pair: PairedDifference, repeats: int) -> Saving:
     return Saving(-pair.mean, -pair.relative, repeats, (-pair.high, -pair.low))
 
 
-def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition]) -> ArmSummary:
+def _arm(
+    repeats: list[Record], table: Table, blocks: Blocks | None, limits: list[Condition], rates: Throughput
+) -> ArmSummary:
     failed = sum(int((~run.requests.succeeded).sum()) for run in repeats)
     latencies: dict[str, Any] = {
         name: metrics.describe(_all(repeats, name), num_failed=failed)
@@ -220,7 +224,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         **latencies,
         itl=metrics.describe_gaps(metrics.TokenGaps(np.concatenate([run.gaps for run in repeats]))),
         schedule_lag=metrics.describe(np.concatenate([metrics.schedule_lag(run.requests) for run in repeats])),
-        throughput=_averaged([metrics.throughput(run) for run in repeats]),
+        throughput=rates,
         cache=_averaged([metrics.cache(run) for run in repeats]),
         imbalance=_averaged([insight.imbalance(run) for run in repeats]),
         waterfall=_averaged([insight.waterfall(run) for run in repeats]),

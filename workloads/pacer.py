@@ -17,8 +17,8 @@ class Pacer:
         self._columns = workload.columns
         self._limit = config.concurrency or config.max_concurrency
         self._is_closed = config.is_closed
-        self._ramp_s = config.ramp_s / (config.concurrency or 1)  # between the starts of two streams
-        self._num_begun = 1 if self._ramp_s else (1 << 62)  # streams
+        self._apart_s = config.ramp_s / (config.concurrency or 1)  # between the starts of two streams
+        self._num_begun = 1 if config.ramp_s else len(workload) + 1  # streams; more than can be in flight: all of them
         self._session_limit = config.session_concurrency
         self._free_at = 0.0  # when the last slot became free
         self._parents: dict[int, int] = {}  # number -> requests it still waits for
@@ -66,7 +66,7 @@ class Pacer:
             if self._session_limit is None or self._may_open(root):  # asked here: it saves most workloads a call
                 opens_s: float = self._free_at if self._is_closed else self._columns.arrival_s.item(root)
                 if self._num_flying >= self._num_begun:
-                    opens_s = self._ramp_s * self._num_begun
+                    opens_s = self._apart_s * self._num_begun
                 if time is None or opens_s < time:
                     time = opens_s
         return time

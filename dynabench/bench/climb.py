@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from reports.sweep.curve import NEAR
+from reports.sweep.curve import edge_of_limits, knee
 
 STEP = 4.0
 """By what loads are multiplied on the way up."""
@@ -41,7 +41,7 @@ class Climb:
         is_range: bool,
         is_whole: bool,
         seeks: Seeks = "knee",
-        precision: float = 0.1,
+        closeness: float = 0.1,
     ) -> None:
         """Start at the lowest load.
 
@@ -50,11 +50,11 @@ class Climb:
             is_range: whether it is a range, in which loads are chosen by what came of those before.
             is_whole: whether loads are whole numbers.
             seeks: what decides how far to go: the throughput's growth, or the limits.
-            precision: the relative distance between the last load within the limits and the first beyond them at which the
+            closeness: the relative distance between the last load within the limits and the first beyond them at which the
                 search ends.
         """
         self._loads, self._is_range, self._is_whole = list(loads), is_range, is_whole
-        self._seeks, self._precision = seeks, precision
+        self._seeks, self._closeness = seeks, closeness
         self.tried: list[Tried] = []
 
     def learn(self, tried: Tried) -> None:
@@ -88,29 +88,27 @@ class Climb:
         """Return pairs of neighbours between which something changes, and how close they have to be."""
         found = []
         if (edge := self._edge_of_limits()) is not None:
-            found.append((*edge, 1 + self._precision))
+            found.append((*edge, 1 + self._closeness))
         if self._seeks == "knee" and (edge := self._edge_of_knee()) is not None:
             found.append((*edge, CLOSE))
         return found
 
     def _edge_of_limits(self) -> tuple[float, float] | None:
         """Return the highest load within the limits, and the lowest beyond them."""
-        missed = next((place for place, each in enumerate(self.tried) if each.is_met is False), None)
-        if not missed or not self.tried[missed - 1].is_met:
+        held, missed = edge_of_limits([each.is_met for each in self.tried])
+        if held is None or missed is None or held + 1 < missed:
             return None
-        return self.tried[missed - 1].load, self.tried[missed].load
+        return self.tried[held].load, self.tried[missed].load
 
     def _edge_of_knee(self) -> tuple[float, float] | None:
         """Return the lowest load with nearly the highest throughput, and the one below it."""
-        most = max(each.throughput for each in self.tried)
-        place = next(place for place, each in enumerate(self.tried) if each.throughput >= NEAR * most)
+        place = knee([each.throughput for each in self.tried])
         return (self.tried[place - 1].load, self.tried[place].load) if place else None
 
     def _between(self, low: float, high: float, close: float) -> float | None:
         """Return a load between two, None if they are close."""
-        if high <= low * close or (self._is_whole and high - low <= 1):
-            return None
-        return self._rounded(math.sqrt(low * high))
+        middle = self._rounded(math.sqrt(low * high))
+        return middle if high > low * close and low < middle < high else None
 
     def _rounded(self, load: float) -> float:
         return float(round(load)) if self._is_whole else float(f"{load:.3g}")

@@ -1,6 +1,7 @@
 """What an endpoint is asked before it is measured: its models, and in which form it takes prompts."""
 
 import asyncio
+import secrets
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -50,7 +51,6 @@ def find(url: str, models: tuple[str, ...], client: ClientConfig, workload: Work
     Raises:
         UserError: nobody answers there, it has none or several models, or it refuses requests.
     """
-    client = replace(client, url=url)
     check_reachable(url, client)
     return uvloop.run(_find(url, models, client, workload))
 
@@ -90,7 +90,9 @@ async def _asked(url: str, model: ReportedModel, client: ClientConfig, workload:
         workload.name, workload.block_size, select(workload.requests, list(range(min(PROBES, len(workload)))))
     )
     for asked in ways:
-        order = Order(few, server_at(url, model.id, asked), LoadConfig(concurrency=1), str(asked.way), client.timeout_s)
+        order = Order(
+            few, server_at(url, model.id, asked), LoadConfig(concurrency=1), secrets.token_hex(8), client.timeout_s
+        )
         requests = (await send_all(order, num_clients=1, stop=asyncio.Event())).requests
         if not any(requests.error):
             took = requests.done_s - requests.sent_s

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from dynabench.arm import Arm, ClientConfig, Settings, runs_of
+from dynabench.arm import Arm, Settings, runs_of
 from dynabench.bench.climb import Climb, Tried
 from dynabench.bench.endpoint import PROBES, Endpoint, find
-from dynabench.bench.settings import BenchConfig, SentConfig
+from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
 from dynabench.bench.view import BenchView
 from dynabench.bench.workload import LoadRequests, Requests
 from dynabench.deployment.description import Deployment
@@ -39,6 +39,7 @@ from reports.record.records import Record
 from reports.sweep import report as sweep_report
 from reports.sweep.curve import requests_per_s, throughput
 from reports.sweep.points import AnyPoint, Point, Sweep
+from serving.runtime.config import masked
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -61,7 +62,7 @@ class Asked:
     config: BenchConfig
     sent: SentConfig
     shape: ShapeConfig
-    client: ClientConfig
+    client: BenchClientConfig
     experiment: ExperimentConfig
 
 
@@ -81,18 +82,21 @@ def run_bench(
         raise UserError(
             "--find searches for the highest load that holds the limits; set them with --slo or --slo-preset"
         )
-    for url in asked.urls:
-        check_has_tokens(limits, replace(asked.client, url=url))
+    clients = {url: asked.client.at(url) for url in asked.urls}
+    if len(clients) < len(asked.urls):
+        raise UserError(f"an endpoint is given twice: {', '.join(map(masked, asked.urls))}")
+    for client in clients.values():
+        check_has_tokens(limits, client)
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
-    endpoints = [one for url in asked.urls for one in find(url, asked.config.model, asked.client, few)]
+    endpoints = [one for url, client in clients.items() for one in find(url, asked.config.model, client, few)]
     out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
     if sweep_report.is_complete(out):
         raise UserError(
             f"{out} has a benchmark that is complete; choose another results folder with --out, or remove it"
         )
-    settings = [_settings(one) for one in endpoints]
+    settings = [_settings(one, asked.shape) for one in endpoints]
     identity = identity_of(asked.files, experiment, settings[0], _identifying(asked))
     store = PointStore(out, identity, KIND)
     lines = [_Line(asked, one, _changes(one, endpoints), requests) for one in endpoints]
@@ -127,11 +131,11 @@ def _changes(one: Endpoint, among: Sequence[Endpoint]) -> dict[str, str]:
     return ({"endpoint": one.name} if has_urls else {}) | ({"model": one.model} if has_models else {})
 
 
-def _settings(one: Endpoint) -> Settings:
+def _settings(one: Endpoint, shape: ShapeConfig) -> Settings:
     """Return the settings of a run at an endpoint."""
     (pool,) = Deployment().pools
     pool = replace(pool, replicas=1, worker=replace(pool.worker, model_name=one.model))
-    return Settings(Deployment(pools=(pool,)), client=one.client)
+    return Settings(Deployment(pools=(pool,)), shape, client=one.client)
 
 
 def _manifest(
@@ -144,6 +148,7 @@ def _manifest(
     manifest["workload"]["requests"] = "as many as each load needs"
     manifest["head"] = {"Server": "; ".join(one.said for one in endpoints), "Requests": few.name, "Loads": counted}
     return manifest | {
+        "kind": KIND,
         "title": ", ".join(dict.fromkeys(one.name for one in endpoints)),
         "subtitle": f"{few.name}, over HTTP on the wall clock; {counted}; seed {asked.experiment.seed}",
         "sweep": asdict(asked.config) | {"find": None, "sought": asked.config.find, "axis": loads.axis},
@@ -178,7 +183,7 @@ class _Line:
             is_range=self.loads.is_range,
             is_whole=self.loads.axis == "concurrency",
             seeks="limits" if asked.config.find else "knee",
-            precision=asked.config.closeness,
+            closeness=asked.config.closeness,
         )
 
     def next(self) -> float | None:
@@ -189,7 +194,9 @@ class _Line:
         """Return what is measured at a load."""
         value = int(load) if self.loads.axis == "concurrency" else load
         changes = {**self._changes, self.loads.axis: value}
-        return Arm(arm_name(changes), replace(_settings(self.endpoint), load=self._sent_as(load)), changes)
+        return Arm(
+            arm_name(changes), replace(_settings(self.endpoint, self._asked.shape), load=self._sent_as(load)), changes
+        )
 
     def requests(self, arm: Arm, load: float) -> LoadRequests:
         """Return what is sent at a load: no closed loop answers more a stream than with fewer streams."""

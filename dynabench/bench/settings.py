@@ -2,9 +2,12 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal, NamedTuple
 
+from msgspec import Meta
+
+from dynabench.arm import ClientConfig
 from foundation.settings import Count, Positive, Share, Whole, check_settings
 from workloads.synthesize import Lengths, SynthConfig
 
@@ -47,7 +50,7 @@ class BenchConfig:
     """A load is done sooner, from 100 requests on, if the 95% intervals of its mean TTFT and E2E latency are within this share of
     the means (0: never)."""
 
-    closeness: Share = 0.1
+    closeness: Annotated[float, Meta(gt=0, lt=1)] = 0.1
     """Relative distance between the highest load found within the limits and the lowest beyond them."""
 
     def __post_init__(self) -> None:
@@ -90,6 +93,23 @@ class BenchConfig:
     def num_loads(self) -> int | None:
         """How many loads there are, None if what comes of them decides."""
         return None if self.loads.is_range else len(self.loads.values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchClientConfig(ClientConfig):
+    """How requests are sent to endpoints whose addresses are not known yet."""
+
+    def __post_init__(self) -> None:
+        """Refuse what no address could allow."""
+        check_settings(self)
+
+    def at(self, url: str) -> ClientConfig:
+        """Return the same for an address.
+
+        Raises:
+            ValueError: the address is not understood, or a setting does not go with it.
+        """
+        return ClientConfig(**{field.name: getattr(self, field.name) for field in fields(self)} | {"url": url})
 
 
 def _load(axis: str, text: str) -> float:

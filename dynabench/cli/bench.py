@@ -6,8 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dynabench.arm import ClientConfig
-from dynabench.bench.settings import BenchConfig, SentConfig
+from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
 from dynabench.cli.gates import SweepGate, SweepGateConfig
 from dynabench.cli.groups import Output, OutputConfig, plain_errors
 from dynabench.experiment.settings import ExperimentConfig
@@ -34,7 +33,7 @@ def bench(
     config: Annotated[BenchConfig, flat("Benchmark", 0)] = BenchConfig(),  # noqa: B008 (frozen)
     sent: Annotated[SentConfig, LEFT, flat("Requests", 1)] = SentConfig(),  # noqa: B008
     experiment: Annotated[ExperimentConfig, OF_BENCH, flat("Experiment", 2)] = ExperimentConfig(),  # noqa: B008
-    client: Annotated[ClientConfig, WITHOUT_URL, flat("Client", 3)] = ClientConfig(),  # noqa: B008
+    client: Annotated[BenchClientConfig, WITHOUT_URL, flat("Client", 3)] = BenchClientConfig(),  # noqa: B008
     shape: Annotated[ShapeConfig, RESHAPED, flat("Workload", 4)] = ShapeConfig(),  # noqa: B008
     gate_config: SweepGate = SweepGateConfig(),  # noqa: B008
     output: Output = OutputConfig(),  # noqa: B008

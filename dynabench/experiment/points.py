@@ -1,9 +1,8 @@
 """Points: what a combination of settings does in virtual time, over all its repeats."""
 
 from collections.abc import Callable
-from statistics import fmean
 
-from msgspec import UNSET, structs
+from msgspec import UNSET
 
 from dynabench.arm import Arm, Run, runs_of
 from dynabench.deployment.engines import check_fits, engines_of
@@ -14,7 +13,6 @@ from dynabench.virtual.run import simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
-from reports.figures.metrics import Throughput, window_rates
 from reports.figures.outcomes import Outcome, of_requests, state_of
 from reports.figures.statistics import blocks_of
 from reports.record.records import Record
@@ -96,7 +94,7 @@ def point_of(arm: Arm, runs: list[Record], limits: list[Condition], attainment: 
         itl=Quantiles.of(figures.itl),
         tpot=Quantiles.of(figures.tpot),
         e2e_sched=Quantiles.of(figures.e2e_sched),
-        throughput=_with_window(figures.throughput, runs),
+        throughput=figures.throughput,
         goodput=figures.goodput or None,
         cache=figures.cache,
         imbalance=figures.imbalance,
@@ -119,16 +117,6 @@ def point_of(arm: Arm, runs: list[Record], limits: list[Condition], attainment: 
             name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
         },
     )
-
-
-def _with_window(whole: Throughput, runs: list[Record]) -> Throughput:
-    """Return rates in whose window answers count that were asked for before it: else a window is short of long answers."""
-    rates = [window_rates(run) for run in runs]
-    known = [rate for rate in rates if rate is not None]
-    if not known:
-        return whole
-    requests, tokens = (fmean(rate[place] for rate in known) for place in (0, 1))
-    return structs.replace(whole, window_requests_per_s=requests, window_output_tokens_per_s=tokens)
 
 
 def _series(runs: list[Record]) -> PointSeries:

@@ -7,7 +7,7 @@ from reports.charts import drawing
 from reports.charts.drawing import LINE, QUIET, Canvas, Chart, Panel, duration, mark
 from reports.figures.conditions import Condition
 from reports.key import KeyEntry
-from reports.sweep.curve import LoadCurve, load_in_words, tokens_per_s
+from reports.sweep.curve import LoadCurve, load_in_words, throughput, unit
 from reports.sweep.points import Point, Quantiles
 
 HEIGHT = 280
@@ -29,6 +29,8 @@ PANELS = (
     Shown("TTFT", "Time to first token (TTFT)", ("ttft",), lambda point: point.ttft_sched),
     Shown("ITL", "Time between tokens (ITL)", ("itl", "tpot"), lambda point: point.itl),
 )
+WHOLE = Shown("E2E", "Time of an answer (E2E)", ("e2e",), lambda point: point.e2e_sched)
+"""What is shown of answers without tokens, such as embeddings."""
 
 
 def load_curves(lines: Sequence[tuple[LoadCurve, KeyEntry]], limits: Sequence[Condition]) -> Chart | None:
@@ -36,17 +38,19 @@ def load_curves(lines: Sequence[tuple[LoadCurve, KeyEntry]], limits: Sequence[Co
     known = [(curve.answered, entry) for curve, entry in lines if len(curve.answered.points) > 1]
     if not known:
         return None
+    points = [point for curve, _ in known for point in curve.points]
+    shown_ones = [shown for shown in PANELS if any(any(_both(shown.of(point))) for point in points)] or [WHOLE]
     canvas = Canvas(HEIGHT + BELOW, is_wide=True)
     names = drawing.widest(entry.name for _, entry in known) + 18 if len(known) > 1 else 24
-    cell = canvas.width / len(PANELS)
-    most = max(tokens_per_s(point) for curve, _ in known for point in curve.points)
+    cell = canvas.width / max(len(shown_ones), 2)
+    most = max(map(throughput, points))
     panels = []
-    for place, shown in enumerate(PANELS):
+    for place, shown in enumerate(shown_ones):
         left, width = place * cell + LEFT, cell - LEFT - names
         axes = canvas.axes(left, 24, width, max(HEIGHT, LINE * len(known)), heading=shown.heading)
-        panel = Panel(axes, "tokens/s", "ms")
+        panel = Panel(axes, unit(points[0]), "ms")
         own = [limit for limit in limits if limit.metric in shown.limited and limit.statistic is not None]
-        times = [value for curve, _ in known for point in curve.points for value in _both(shown.of(point)) if value]
+        times = [value for point in points for value in _both(shown.of(point)) if value]
         drawing.numbers(axes, "x", 0, 1.08 * most)
         drawing.times(axes, "y", [1000 * value for value in [*times, *(limit.value for limit in own)]])
         ends = [end for curve, entry in known for end in _draw(canvas, panel, shown, curve, entry, bool(limits))]
@@ -54,7 +58,13 @@ def load_curves(lines: Sequence[tuple[LoadCurve, KeyEntry]], limits: Sequence[Co
             canvas.label_limit(axes, 1000 * limit.value, f"limit on {limit.statistic}: {duration(1000 * limit.value)}")
         if len(known) > 1:
             canvas.label_ends(axes, ends)
-        canvas.text(left + width / 2, HEIGHT + 64, "output tokens/s", colour=QUIET, align="center")
+        canvas.text(
+            left + width / 2,
+            HEIGHT + 64,
+            f"output {unit(points[0])}".replace("output requests", "answers"),
+            colour=QUIET,
+            align="center",
+        )
         panels.append(panel)
     return Chart(
         canvas, "What does throughput cost?", _reading(known[0][0], has_limits=bool(limits)), panels, is_wide=True
@@ -78,7 +88,7 @@ def _draw(
     ends = []
     for place, share in enumerate(("p50", "p95")):
         spots = [
-            (tokens_per_s(point), 1000 * value, point)
+            (throughput(point), 1000 * value, point)
             for point, value in ((point, _both(shown.of(point))[place]) for point in curve.points)
             if value
         ]

@@ -153,7 +153,10 @@ def charts(sweep: Swept, found: Sequence[SearchResult]) -> dict[str, Chart]:
         "pareto": lambda: pareto(sweep),
         "throughput": lambda: throughput(sweep),
     }
-    return {name: chart for name, make in makers.items() if (chart := make()) is not None}
+    drawn = {name: chart for name, make in makers.items() if (chart := make()) is not None}
+    if "curve" in drawn:
+        drawn.pop("throughput", None)  # its axis
+    return drawn
 
 
 def _curves(sweep: Swept) -> Iterator[tuple[LoadCurve, KeyEntry]]:

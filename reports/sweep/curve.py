@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reports.figures.cells import milliseconds, number
-from reports.figures.outcomes import Outcome, outcomes_in_words
+from reports.figures.outcomes import outcomes_in_words
 from reports.sweep.points import Point
 
 AXES = ("concurrency", "rate")
@@ -44,23 +44,28 @@ class LoadCurve(NamedTuple):
     @property
     def knee(self) -> Point | None:
         """The lowest load that gives nearly the highest throughput."""
-        return knee(self.points)
+        place = knee(list(map(throughput, self.points)))
+        return None if place is None else self.points[place]
 
     @property
     def held(self) -> Point | None:
         """The highest load within the limits below the lowest that misses one."""
-        missed = self.missed
-        met = [p for p in self.points if p.state == "met" and (missed is None or self.at(p) < self.at(missed))]
-        return met[-1] if met else None
+        held, _ = edge_of_limits(list(map(_holds, self.points)))
+        return None if held is None else self.points[held]
 
     @property
     def missed(self) -> Point | None:
         """The lowest load that misses a limit."""
-        return next((point for point in self.points if point.state == "missed"), None)
+        _, missed = edge_of_limits(list(map(_holds, self.points)))
+        return None if missed is None else self.points[missed]
 
     def load(self, point: Point) -> str:
         """Say how much is sent at a point."""
         return load_in_words(self.axis, self.at(point))
+
+
+def _holds(point: Point) -> bool | None:
+    return None if point.state == "unknown" else point.state == "met"
 
 
 def tokens_per_s(point: Point) -> float:
@@ -81,10 +86,21 @@ def requests_per_s(point: Point) -> float | None:
     return point.throughput.requests_per_s if within is None else within
 
 
-def knee(points: Sequence[Point]) -> Point | None:
-    """Return the first of the points, by load, that gives nearly the highest throughput; None if nothing was answered."""
-    most = max(map(tokens_per_s, points), default=0.0)
-    return next((point for point in points if throughput(point) >= NEAR * most), None) if most else None
+def knee(throughputs: Sequence[float]) -> int | None:
+    """Return the place of the first throughput that is nearly the highest, by load; None if nothing was answered."""
+    most = max(throughputs, default=0.0)
+    return next((place for place, rate in enumerate(throughputs) if rate >= NEAR * most), None) if most else None
+
+
+def edge_of_limits(states: Sequence[bool | None]) -> tuple[int | None, int | None]:
+    """Return the places of the last load within the limits below the first beyond them, and of that one, by load.
+
+    Args:
+        states: whether each load holds them, None if that is not known.
+    """
+    missed = next((place for place, state in enumerate(states) if state is False), None)
+    held = next((place for place in reversed(range(len(states[:missed]))) if states[place]), None)
+    return held, missed
 
 
 def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurve]:
@@ -213,13 +229,3 @@ def _compared(found: Sequence[LoadCurve]) -> list[str]:
     others = [f"{curve.name} {number(rate)} ({rate / most - 1:+.0%})" for curve, rate in known[1:]]
     of = unit(first.points[0])
     return [f"Highest throughput: {first.name} {number(most)} {of}, {', '.join(others)}."]
-
-
-def failed(point: Point) -> str:
-    """Say how many requests of a point failed."""
-    return "-" if point.failed is None else f"{point.failed:,}"
-
-
-def missed_of(point: Point) -> list[Outcome]:
-    """Return the limits that a point misses."""
-    return [outcome for outcome in point.outcomes if outcome.state == "missed"]

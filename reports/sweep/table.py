@@ -72,7 +72,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
 
 def _is_bench(manifest: dict[str, Any]) -> bool:
     """Return whether loads were measured, instead of settings simulated."""
-    return manifest.get("clock") == "wall"
+    return manifest.get("kind") == "bench"
 
 
 def _points(rows: Rows) -> dict[str, Point]:
@@ -113,14 +113,14 @@ FIGURES: tuple[Figure, ...] = (
 )
 """The most important come first, because a narrow terminal shows only those that fit."""
 OF_CURVES: tuple[Figure, ...] = (
-    ("tok/s", lambda point: number(curve.tokens_per_s(point))),
+    ("tok/s", lambda point: number(curve.tokens_per_s(point) or None)),
     ("TTFT p50", lambda point: milliseconds(point.ttft_sched.p50)),
     ("TTFT p95", lambda point: milliseconds(point.ttft_sched.p95)),
     ("ITL p50", lambda point: milliseconds(point.itl.p50)),
     ("ITL p95", lambda point: milliseconds(point.itl.p95)),
     ("tok/s/user", lambda point: number(1 / point.tpot.mean if point.tpot.mean else None)),
     ("req/s", lambda point: _hundredths(curve.requests_per_s(point))),
-    ("failed", curve.failed),
+    ("failed", lambda point: number(point.failed)),
     ("requests", lambda point: f"{point.requests or 0:,}"),
     TTFT_P99,
     ("ITL p99", lambda point: milliseconds(point.itl.p99)),

@@ -7,11 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynabench.arm import ClientConfig
 from dynabench.bench import endpoint
 from dynabench.bench.climb import Climb, Tried
 from dynabench.bench.run import Asked, run_bench
-from dynabench.bench.settings import BenchConfig, SentConfig
+from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
 from dynabench.bench.workload import Requests
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.live.enough import Enough, width
@@ -52,12 +51,22 @@ def test_a_climb_goes_up_in_large_steps_and_then_closer_to_the_knee():
 def test_a_climb_goes_closer_to_the_last_load_within_the_limits_too():
     assert loads(saturating, 24) == [1, 4, 16, 64, 256, 32, 23, 27, 25]
     assert loads(saturating, 24, seeks="limits") == [1, 4, 16, 64, 32, 23, 27, 25]
-    assert loads(saturating, 24, seeks="limits", precision=0.5) == [1, 4, 16, 64, 32, 23]
+    assert loads(saturating, 24, seeks="limits", closeness=0.5) == [1, 4, 16, 64, 32, 23]
 
 
 def test_a_climb_ends_where_nothing_is_answered_or_the_range_ends():
     assert loads(lambda _: 0) == [1]
     assert loads(lambda load: 40 * load)[:6] == [1, 4, 16, 64, 256, 1024]
+
+
+def test_a_climb_ends_where_loads_cannot_come_closer():
+    climb = Climb((1, 50), is_range=True, is_whole=False, seeks="limits", closeness=0.0001)
+    tried = []
+    while (load := climb.next()) is not None:
+        tried.append(load)
+        climb.learn(Tried(load, load, load <= 9.998))
+        assert len(tried) < 30
+    assert len(set(tried)) == len(tried)
 
 
 def test_a_list_is_tried_in_its_order():
@@ -155,12 +164,12 @@ def url():
         yield address
 
 
-def asked(*urls, out, slo=(), client=None, **config):
+def asked(*urls, out, slo=(), client=(), shape=(), **config):
     config = BenchConfig(**{"concurrency": "1,2", "duration_s": 0.1, "precision": 0} | config)
     experiment = ExperimentConfig(out=out, slo=slo)
     return Asked(
-        urls=urls, files=(), config=config, sent=SentConfig(isl=16, osl=4), shape=ShapeConfig(), experiment=experiment,
-        client=client or ClientConfig(),
+        urls=urls, files=(), config=config, sent=SentConfig(isl=16, osl=4), shape=ShapeConfig(**dict(shape)), experiment=experiment,
+        client=BenchClientConfig(**dict(client)),
     )  # fmt: skip
 
 
@@ -184,14 +193,22 @@ def test_a_complete_benchmark_is_not_measured_again_and_an_interrupted_one_is_co
     with pytest.raises(UserError, match="has a benchmark that is complete"):
         run_bench(first, console=Terminal())
     (out / "sweep.json").unlink()  # as if it had been interrupted after its last load
-    kept = sorted((out / "points").iterdir())
-    kept[0].unlink()
+    removed, kept = sorted((out / "points").iterdir())
+    removed.unlink()
+    written = kept.stat().st_mtime_ns
     _, _, after = run_bench(first, console=Terminal())
-    same = [one == other for one, other in zip(before.points, after.points, strict=True)]
-    assert sorted(same) == [False, True]
-    with pytest.raises(UserError, match="contains another bench"):
-        (out / "sweep.json").unlink()
-        run_bench(replace(first, sent=SentConfig(isl=17, osl=4)), console=Terminal())
+    assert [point.name for point in after.points] == [point.name for point in before.points]
+    assert removed.exists()
+    assert kept.stat().st_mtime_ns == written
+
+
+def test_an_interrupted_benchmark_is_only_continued_as_it_began(url, tmp_path):
+    first = asked(url, out=tmp_path / "b", concurrency="1")
+    run_bench(first, console=Terminal())
+    (tmp_path / "b" / "sweep.json").unlink()
+    for other in (replace(first, sent=SentConfig(isl=17, osl=4)), replace(first, shape=ShapeConfig(osl_scale=2))):
+        with pytest.raises(UserError, match="contains another bench"):
+            run_bench(other, console=Terminal())
 
 
 def test_several_endpoints_take_turns(url, tmp_path):
@@ -233,7 +250,7 @@ def says_models(body):
 )
 def test_an_endpoint_without_one_model_is_refused(body, model, why):
     with strange_server(says_models(body)) as address, pytest.raises(UserError, match=why):
-        endpoint.find(address, model, ClientConfig(), None)
+        endpoint.find(address, model, BenchClientConfig().at(address), None)
 
 
 def test_an_endpoint_that_refuses_every_form_of_prompts_is_refused_with_its_reasons(tmp_path):
@@ -284,3 +301,39 @@ def test_limits_on_tokens_are_refused_where_answers_have_none(url, tmp_path):
     refused = asked(f"{url}/v1/embeddings", out=tmp_path / "b", slo=("ttft.p50 <= 1s",))
     with pytest.raises(UserError, match="answers of embeddings have none; expected a limit on e2e"):
         run_bench(refused, console=Terminal())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--header", "x-tenant: a"],
+        ["--metrics-url", "http://127.0.0.1:1/metrics"],
+        ["--extra-body", '{"temperature": 0}'],
+        ["--prompts", "text"],
+        ["--no-server-metrics"],
+    ],
+)
+def test_settings_of_the_client_apply_to_each_endpoint(url, tmp_path, words):
+    quick = ["--concurrency", "1", "--duration-s", "0.05", "--precision", "0", "--osl", "2", "--isl", "8"]
+    done = commands.dynabench("bench", url, *quick, *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--insecure"], "insecure applies to certificates"),
+        (["--proxy", "x"], "proxy"),
+        (["--metrics-url", "ftp://x"], "metrics_url must begin with http"),
+        (["--api", "embeddings", "--history", "server"], "history is 'server'"),
+    ],
+)
+def test_settings_of_the_client_that_do_not_go_with_an_endpoint_are_refused(url, tmp_path, words, why):
+    done = commands.dynabench("bench", url, *words, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
+
+
+def test_an_endpoint_is_given_once(url, tmp_path):
+    with pytest.raises(UserError, match="an endpoint is given twice"):
+        run_bench(asked(url, url, out=tmp_path / "b"), console=Terminal())

@@ -4,12 +4,14 @@ import pytest
 from msgspec import structs
 
 from reports.charts import sweep as charts
+from reports.figures.metrics import Throughput
 from reports.figures.outcomes import Outcome
 from reports.figures.slo import parse_slo
 from reports.sweep import curve
 from reports.sweep.points import Quantiles
 from tests.reports.test_sweep_report import point
 
+NOTHING = Quantiles(None, None, None, None)
 LIMIT = "ttft.p95 <= 500 ms"
 
 
@@ -24,8 +26,8 @@ GROWING = [at(1, 100, 0.05), at(4, 390, 0.06), at(16, 1000, 0.1), at(64, 1040, 0
 
 
 def test_the_knee_is_the_lowest_load_with_nearly_the_highest_throughput():
-    assert curve.knee(GROWING) is GROWING[2]
-    assert curve.knee([at(1, 0), at(2, 0)]) is None
+    assert curve.knee([100, 390, 1000, 1040]) == 2
+    assert curve.knee([0, 0]) is None
     (found,) = curve.curves(GROWING[::-1])
     assert (found.name, found.axis, [found.at(one) for one in found.points]) == ("", "concurrency", [1, 4, 16, 64])
     assert curve.verdict([found], has_limits=False) == (
@@ -108,3 +110,26 @@ def test_the_first_chart_shows_latency_against_throughput_with_knee_and_limits()
     assert "limit on p95: 500 ms" in text
     assert len(ttft.axes.rules) == 1
     assert len(itl.axes.rules) == 0
+
+
+def test_answers_without_tokens_have_a_curve_of_answers():
+    points = [
+        structs.replace(one, throughput=Throughput(4.0, None, 10.0 * one.changes["concurrency"], None))
+        for one in GROWING[:2]
+    ]
+    points = [
+        structs.replace(one, ttft_sched=NOTHING, itl=NOTHING, e2e_sched=Quantiles(0.1, 0.1, 0.2, None))
+        for one in points
+    ]
+    (found,) = curve.curves(points)
+    assert curve.verdict([found], has_limits=False).startswith(
+        "Throughput still grew at 4 streams, the highest load tried (40 requests/s)"
+    )
+    drawn = charts.charts(charts.swept(points, []), [])
+    assert [panel.x_unit for panel in drawn["curve"].panels] == ["requests/s"]
+
+
+def test_the_edge_of_the_limits_is_below_the_first_that_is_missed():
+    assert curve.edge_of_limits([True, None, False, True]) == (0, 2)
+    assert curve.edge_of_limits([None, True]) == (1, None)
+    assert curve.edge_of_limits([False]) == (None, 0)
