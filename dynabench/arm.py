@@ -7,11 +7,13 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from dynabench.additions import masked_header, read_extra_body, read_headers
+from dynabench.additions import masked_header, read_extra_body, read_headers, read_key
+from dynabench.apis import HAVE_TURNS, Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
 from dynabench.deployment.description import Deployment
+from dynabench.images import ImageSize
+from dynabench.proxy import Proxy
 from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
-from workloads import Request
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
@@ -27,10 +29,24 @@ class ClientConfig:
     """What `dynabench run` measures, and how it sends requests."""
 
     url: str | None = None
-    """Measure this OpenAI endpoint (http://host:port) instead of starting a stack."""
+    """Measure this endpoint instead of starting a stack: http://host:port, with or without /v1 or the path of an API,
+    such as /v1/chat/completions."""
 
-    prompts: Literal["tokens", "text", "chat"] = "tokens"
-    """Send token ids; text, the workload's own or about as many words; or the same as chat messages (for endpoints without /v1/completions)."""
+    api: Api | None = None
+    """API that requests are sent to: OpenAI's completions, chat, responses or embeddings, Anthropic's messages, or rerank
+    (default: that of the URL's path; else completions, and chat for the workload's chats with --prompts text)."""
+
+    prompts: Prompts | None = None
+    """What prompts are made of: tokens, their ids, which completions and embeddings take; or text, the workload's own or about as
+    many words. chat is short for text with --api chat (default: tokens for completions, else text)."""
+
+    history: Literal["workload", "server"] = "workload"
+    """Answers that later turns of a session repeat: the workload's, or those that the server gave to the earlier turns
+    (chat, responses and messages only)."""
+
+    image_size: str = ""
+    """With --url: send the workload's media as images of WIDTHxHEIGHT pixels, such as 512x512 (chat, responses and messages
+    only; default: refuse workloads with media)."""
 
     header: tuple[str, ...] = field(default=(), repr=False)
     """With --url: send this header, as in 'x-tenant: a'; may be repeated. The results have names only, no values.
@@ -46,6 +62,21 @@ class ClientConfig:
     ca_file: str | None = None
     """With an https:// URL: accept certificates of this authority, too (PEM). The variable SSL_CERT_FILE replaces those
     that the system knows."""
+
+    server_metrics: bool = True
+    """With --url: ask the server for its metrics once a second, and set what it says of itself beside what is measured.
+    Each time costs it some milliseconds."""
+
+    metrics_url: tuple[str, ...] = ()
+    """With --url: read these metrics, too: of workers behind the server, or of a DCGM or nvidia_smi exporter of its GPUs
+    (http://host:port/metrics); may be repeated (default: none)."""
+    api_key_file: str = ""
+    """With --url: file that holds the API key, or env:NAME for an environment variable (default: env:OPENAI_API_KEY, if
+    it is set)."""
+
+    proxy: str | None = field(default=None, repr=False)
+    """With --url: HTTP proxy on the way, http://host:port; https:// goes through a tunnel (CONNECT). Environment variables
+    such as HTTPS_PROXY are ignored, because a proxy that nobody thinks of distorts figures (default: none)."""
 
     clients: Annotated[int, Meta(ge=1, le=64)] = 1
     """Processes that send requests from one schedule; more than one reach higher rates."""
@@ -63,14 +94,57 @@ class ClientConfig:
     def __post_init__(self) -> None:
         """Refuse settings without a meaning."""
         check_settings(self)
-        if self.url is not None and not self.url.startswith(("http://", "https://")):
-            raise ValueError(f"url must begin with http:// or https://, not {self.url!r}")
-        if self.header and self.url is None:
-            raise ValueError("header applies to another server; give its --url")
+        for name in ("header", "api_key_file", "proxy", "image_size"):
+            if getattr(self, name) and self.url is None:
+                raise ValueError(f"{name} applies to another server; give its --url")
         if (self.insecure or self.ca_file) and not (self.url or "").startswith("https://"):
             name = "insecure" if self.insecure else "ca_file"
             raise ValueError(f"{name} applies to certificates; give the --url of a server with https://")
-        _ = self.headers, self.body_fields
+        if self.metrics_url and (self.url is None or not self.server_metrics):
+            raise ValueError(
+                "metrics_url adds to the metrics of another server; give its --url, without --no-server-metrics"
+            )
+        for url in self.metrics_url:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"metrics_url must begin with http:// or https://, not {url!r}")
+        self._check_turns()
+        if self.proxy is not None:
+            Proxy.at(self.proxy)
+        _ = self.headers, self.body_fields, self.way, self.api_key
+
+    def _check_turns(self) -> None:
+        """Refuse what only messages can have with another API."""
+        apis = f"only {', '.join(HAVE_TURNS)}"
+        if self.history == "server" and self.way.api not in HAVE_TURNS:
+            raise ValueError(f"history is 'server', but {apis} have earlier answers; give one as --api")
+        if self.image_size and self.way.api not in HAVE_TURNS:
+            raise ValueError(f"image_size is {self.image_size!r}, but {apis} have images; give one as --api")
+        if self.image_size and self.history == "server":
+            raise ValueError(
+                "history is 'server' and image_size is given: turns with images cannot repeat answers; leave one out"
+            )
+        _ = self.size_of_images
+
+    @property
+    def size_of_images(self) -> ImageSize | None:
+        """The size of the images to send, None if media are refused."""
+        return ImageSize.parse(self.image_size) if self.image_size else None
+
+    @property
+    def api_key(self) -> str:
+        """The key of another server, empty for none."""
+        return read_key(self.api_key_file) if self.url is not None else ""
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The address to measure, None for our own stack."""
+        return endpoint_of(self.url) if self.url is not None else None
+
+    @property
+    def way(self) -> Way:
+        """How prompts are sent."""
+        api = one_api(self.api, self.endpoint.api, self.url or "") if self.endpoint else self.api
+        return way_of(self.prompts, api)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -86,7 +160,14 @@ class ClientConfig:
     def shown(self) -> dict[str, Any]:
         """The settings as results hold them: without secrets."""
         said = dataclasses.asdict(self)
-        return said | {"url": self.url and masked(self.url), "header": list(map(masked_header, self.header))}
+        return said | {
+            "url": self.url and masked(self.url),
+            "metrics_url": list(map(masked, self.metrics_url)),
+            "proxy": self.proxy and masked(self.proxy),
+            "header": list(map(masked_header, self.header)),
+            "prompts": self.way.prompts,
+            "api": self.way.api,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +240,3 @@ def runs_of(arms: Sequence[Arm], repeats: int, seed: int) -> list[Run]:
         for repeat in range(repeats)
         for arm in (arms if repeat % 2 == 0 else arms[::-1])
     ]
-
-
-def sends_content(request: Request, prompts: str) -> bool:
-    """Return whether a request's own text is sent, and its body's fields with it, if prompts are sent in this way."""
-    return request.content is not None and prompts != "tokens"

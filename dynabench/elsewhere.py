@@ -99,7 +99,7 @@ ANSWERS = {
     "use --seed": "random-seed",
     # What is measured, and what comes out.
     "use --url": "base-url target endpoint-url server-url",
-    "use --url and --prompts": "endpoint endpoint-type request-type request-format",
+    "use --api, or its path at the end of --url": "endpoint endpoint-type request-type request-format",
     "use --header": "headers request-header request-headers",
     "use --extra-body, such as '{\"temperature\": 0}'": """
         extra-inputs extra-request-body extra-request-args temperature top-p top-k min-p frequency-penalty

@@ -32,6 +32,7 @@ from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
 from reports.record.pools import AdapterUse, DraftUse, EncoderUse, KvOverTime, LinkUse, PoolUse, TierUse
 from reports.record.records import MAX_S, Floats, Record
+from reports.record.server import ServerUse
 from reports.record.table import read_requests, write_requests
 from reports.summarize import summary_of
 from reports.summary import SMALLEST, Summary
@@ -63,6 +64,10 @@ OTHER_KINDS = {
     "sweep": "for runs of a point, use dynabench simulate with its settings",
 }
 """What other folders hold, by the name of their file, and how to get runs of it."""
+
+
+RUNS = "runs"
+"""Where the folder of a benchmark has the results folders of its loads."""
 
 
 class ReportError(UserError):
@@ -175,6 +180,7 @@ class RunFacts(msgspec.Struct):
     encoders: tuple[EncoderUse, ...] = ()
     kv: tuple[KvOverTime, ...] = ()
     fleet: FleetUse | None = None
+    server: ServerUse | None = None
 
 
 class SentWorkload(msgspec.Struct):
@@ -253,6 +259,8 @@ def _refuse_other_kinds(folder: Path) -> None:
     """Refuse the folder of something that keeps no runs."""
     for kind, way_out in OTHER_KINDS.items():
         if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
+            if (folder / RUNS).is_dir():
+                way_out = f"{folder / RUNS} has those of each load"
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
 
 
@@ -388,7 +396,7 @@ def run_facts(run: Record) -> Manifest:
         "tiers": msgspec.to_builtins(run.tiers),
         "adapters": msgspec.to_builtins(run.adapters),
         "kv": msgspec.to_builtins(run.kv),
-    } | {name: msgspec.to_builtins(uses) for name in ("drafts", "encoders") if (uses := getattr(run, name))}
+    } | {name: msgspec.to_builtins(uses) for name in ("drafts", "encoders", "server") if (uses := getattr(run, name))}
 
 
 def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:

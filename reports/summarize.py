@@ -14,6 +14,8 @@ from reports.figures import insight, metrics, slo, sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import Goodput, Intervals
 from reports.figures.outcomes import of_run
+from reports.figures.server import remarks as server_remarks
+from reports.figures.server import server_figures
 from reports.figures.split import split_ttft
 from reports.figures.stability import stability
 from reports.figures.statistics import (
@@ -204,6 +206,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
     if blocks is not None and all(one.is_stable for one in settled):
         for name in PAIRED:
             latencies[name] = structs.replace(latencies[name], intervals=_intervals(table[name], blocks))
+    server = server_figures(repeats)
     arm = ArmSummary(
         requests=sum(len(run.requests) for run in repeats),
         failed=failed,
@@ -211,7 +214,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         repeats=len(repeats),
         is_complete=all(run.is_complete for run in repeats),
         notes=sorted({note for run in repeats for note in run.notes}),
-        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats[0])],
+        remarks=[*insight.remarks(repeats), *sufficiency.remarks(repeats[0]), *server_remarks(server)],
         stability=max(settled, key=lambda one: (not one.is_stable, one.end - one.start)),
         preemptions=_preemptions(repeats),
         **latencies,
@@ -231,6 +234,7 @@ def _arm(repeats: list[Record], table: Table, blocks: Blocks | None, limits: lis
         adapters=averaged([run.adapters for run in repeats]) or UNSET,
         drafts=averaged([run.drafts for run in repeats]) or UNSET,
         encoders=averaged([run.encoders for run in repeats]) or UNSET,
+        server=server or UNSET,
     )
     seconds = _all(repeats, "ttst")
     if not np.isnan(seconds).all():

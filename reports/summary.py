@@ -11,6 +11,7 @@ from reports.figures.fleet import FleetFigures
 from reports.figures.insight import Imbalance, Waterfall
 from reports.figures.metrics import Cache, Goodput, Statistics, Throughput
 from reports.figures.outcomes import Outcome
+from reports.figures.server import ServerFigures
 from reports.figures.slo import parse_slo
 from reports.figures.split import Split
 from reports.figures.stability import Stability
@@ -90,6 +91,8 @@ class ArmSummary(msgspec.Struct, frozen=True):
     """Only if it speculates."""
     encoders: list[EncoderUse] | UnsetType = UNSET
     """Only if requests had images or other media."""
+    server: ServerFigures | UnsetType = UNSET
+    """What the measured server says of itself; only if it was asked."""
     hits: Hits | UnsetType = UNSET
     """Where prompt tokens came from; like the next three, only if one of the arms has tiers."""
     avoided: Avoided | UnsetType = UNSET

@@ -17,6 +17,8 @@ class Pacer:
         self._columns = workload.columns
         self._limit = config.concurrency or config.max_concurrency
         self._is_closed = config.is_closed
+        self._ramp_s = config.ramp_s / (config.concurrency or 1)  # between the starts of two streams
+        self._num_begun = 1 if self._ramp_s else (1 << 62)  # streams
         self._session_limit = config.session_concurrency
         self._free_at = 0.0  # when the last slot became free
         self._parents: dict[int, int] = {}  # number -> requests it still waits for
@@ -28,6 +30,7 @@ class Pacer:
         self._ready: list[tuple[float, int]] = []
         self._num_flying = 0
         self.num_ended = 0
+        self._num_wanted = len(workload)
         if workload.has_dependencies:
             self._note_waits(self._columns.values("after"))
         for number in range(len(workload)) if self._session_limit is not None else ():
@@ -46,7 +49,12 @@ class Pacer:
     @property
     def is_over(self) -> bool:
         """Whether every request has ended."""
-        return self.num_ended == len(self._columns)
+        return self.num_ended == self._num_wanted
+
+    def cut(self) -> None:
+        """Hand out nothing more: it is over once what is in flight has ended."""
+        self._roots, self._num_roots_sent, self._ready, self._children = (), 0, [], {}
+        self._num_wanted = self.num_ended + self._num_flying
 
     def next_s(self) -> float | None:
         """Return the time from which `due` will return something, or None if that depends on a request ending."""
@@ -57,6 +65,8 @@ class Pacer:
             root = self._roots[self._num_roots_sent]
             if self._session_limit is None or self._may_open(root):  # asked here: it saves most workloads a call
                 opens_s: float = self._free_at if self._is_closed else self._columns.arrival_s.item(root)
+                if self._num_flying >= self._num_begun:
+                    opens_s = self._ramp_s * self._num_begun
                 if time is None or opens_s < time:
                     time = opens_s
         return time
@@ -72,6 +82,7 @@ class Pacer:
                 self._num_roots_sent += 1
                 if self._session_limit is not None:
                     self._open_sessions.add(self._key(number))
+                self._num_begun += self._num_flying >= self._num_begun
             # In a closed loop, nothing was meant to be sent before there was a slot for it.
             taken.append((number, max(intended, self._free_at) if self._is_closed else intended))
             self._num_flying += 1

@@ -29,6 +29,9 @@ class LoadConfig:
     session_concurrency: Count | None = None
     """Closed loop over sessions: keep this many in progress; a session's turns run one after another."""
 
+    ramp_s: NotNegative = 0.0
+    """Closed loop: let the requests in flight become --concurrency evenly within this time (s; 0: they start at once)."""
+
     fail_on_too_long: bool = False
     """Refuse a workload with a request that is longer than the engine's max_model_len. Otherwise such a request fails or is
     cut, as a server would do it, and is counted."""
@@ -45,6 +48,10 @@ class LoadConfig:
         given = [name for name in ("concurrency", "max_concurrency", "session_concurrency") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} cannot be combined")
+        if self.ramp_s and self.concurrency is None:
+            raise ValueError(
+                f"ramp_s is {self.ramp_s:g}, but without concurrency nothing grows; expected both or neither"
+            )
 
     @property
     def is_closed(self) -> bool:
@@ -62,7 +69,7 @@ class LoadConfig:
     @property
     def burst(self) -> str:
         """How a closed loop begins, if that is in its figures."""
-        if self.warmup_s or max(self.concurrency or 0, self.session_concurrency or 0) < 2:
+        if self.warmup_s or self.ramp_s or max(self.concurrency or 0, self.session_concurrency or 0) < 2:
             return ""
         return f"The first {self.kept} start at once, and the figures include this burst; --warmup-s leaves it out."
 

@@ -37,7 +37,7 @@ def attempt(
         found = _runs(arm, *rest)
     if not isinstance(found.runs, list):
         return found.runs, []
-    point = point_of(arm, source, found.runs, limits, attainment)
+    point = point_of(arm, found.runs, limits, attainment)
     is_needed = is_sure_wanted and point.state == "met"
     return point, sureness_in(found.runs[0], arm, limits, attainment) if is_needed else []
 

@@ -24,6 +24,10 @@ from serving.cli.help import HELP_ALL, HELP_FLAGS, CommandLine
 COMMANDS = {
     "simulate": ("experiment:simulate", "Compare router modes, or any other settings, in virtual time."),
     "run": ("experiment:run", "Compare router modes, or any other settings, over real HTTP on this host."),
+    "bench": (
+        "bench:bench",
+        "Benchmark any OpenAI endpoint: throughput against latency, the knee, and what holds limits.",
+    ),
     "sweep": ("experiment:sweep", "Try every combination of settings, or find the highest rate that meets the limits."),
     "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),
@@ -152,7 +156,10 @@ def _options(program: App, *words: str) -> Iterator[tuple[str, set[str]]]:
             continue
         if program[word].default_command is not None:
             arguments = program[word].assemble_argument_collection()
-            yield " ".join((*words, word)), {name for argument in arguments for name in argument.names}
+            yield (
+                " ".join((*words, word)),
+                {name for argument in arguments if argument.parse for name in argument.names},
+            )
         yield from _options(program[word], *words, word)
 
 

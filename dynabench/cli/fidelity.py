@@ -12,6 +12,7 @@ from dynabench.cli.groups import (
     Client,
     Engine,
     Load,
+    MeasuredEngine,
     MeasuredFrontend,
     MeasuredRouter,
     Overheads,
@@ -31,6 +32,7 @@ from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.text import printable
+from mocker import EngineConfig
 from mocker.config import EngineVersion
 from mocker.timing.config import TimingConfig
 from serving.cli.command_line import flat
@@ -62,17 +64,39 @@ def hardware() -> None:
 
 
 def calibrate(
-    model: str,
+    model: str | None = None,
     /,
     *,
+    runs: Annotated[tuple[Path, ...], Parameter(name="--from", negative=())] = (),
     config: Annotated[CalibrateConfig, flat("Calibration", 1)] = CalibrateConfig(),  # noqa: B008 (frozen)
+    engine: MeasuredEngine | None = None,
 ) -> None:
-    """Measure the step times of a real vLLM on this machine, for `--timing-file`.
+    """Measure the step times of a real vLLM on this machine, or fit them to live runs of any server, for `--timing-file`.
 
     Args:
-        model: Folder or Hugging Face id.
+        model: Folder or Hugging Face id of the model to run here; none with --from.
+        runs: Results folder of `dynabench run --url` to fit step times to, instead of running an engine; give it once for
+            each load, two at least.
         config: How to measure.
+        engine: With --from: the settings of the server's scheduler, as far as they differ from the defaults.
     """
+    if runs:
+        if model is not None:
+            raise UserError(f"--from fits step times to past runs; leave out {model}, which would be run")
+        from dynabench.fidelity.from_runs import described as fitted
+        from dynabench.fidelity.from_runs import fit_runs
+
+        with plain_errors():
+            found = fit_runs(runs, engine or EngineConfig(), config.workers, config.out, Terminal())
+        for line in fitted(found, config.out):
+            print(printable(line))
+        return
+    if model is None:
+        raise UserError("calibrate needs a model to run here, or live runs of a server: --from FOLDER --from FOLDER")
+    if engine is not None:
+        raise UserError(
+            "settings of a simulated engine apply to --from; give those of a real one with --extra-engine-args"
+        )
     from dynabench.fidelity.calibrate import described, run_calibration
 
     for line in described(run_calibration(model, config, Terminal()), config.out):

@@ -55,7 +55,9 @@ VARIED = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --
 
 SECTIONS = frozenset(section.name for section in fields(Deployment))
 
-OF_OUR_STACK = frozenset({"router", "answers", "formats", "disaggregation", "kv_transfer", "kv_store", "planner"})
+OF_OUR_STACK = frozenset(
+    {"frontend", "router", "answers", "formats", "disaggregation", "kv_transfer", "kv_store", "planner"}
+)
 """Groups that say nothing about another server; those of the engine and its step times also simulate it."""
 
 
@@ -191,7 +193,8 @@ class LiveFlags(ProcessFlags):
             named.insert(0, f"--engine {pool.engine}" if pool.engine != "mocker" else next(flags_of(pool)))
         if named:
             verb = "apply" if " and " in named[0] else "applies"
-            raise UserError(f"{named[0]} {verb} to dynabench's own stack, but --url measures another server")
+            hint = "; its key is that of --api-key-file or OPENAI_API_KEY" * (named[0] == "--api-key")
+            raise UserError(f"{named[0]} {verb} to dynabench's own stack, but --url measures another server{hint}")
 
 
 def given(groups: Any) -> dict[str, Any]:

@@ -89,6 +89,22 @@ LivePool = Annotated[LivePoolConfig, flat("Workers", 5)]
 WITHOUT_ROLE = Parameter(parse="^(?!(kv_role|disaggregation_mode|server_role)$)")
 """Leaves out the flag that follows from a pool's role."""
 Engine = Annotated[EngineConfig, WITHOUT_ROLE, flat("Simulated engine", 6)]
+SEEN = (
+    "engine_version",
+    "num_gpu_blocks",
+    "block_size",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "long_prefill_token_threshold",
+    "enable_prefix_caching",
+    "async_scheduling",
+    "scheduling_policy",
+)
+"""The settings of an engine that its owner has told, if anyone."""
+MeasuredEngine = Annotated[
+    EngineConfig, Parameter(parse=f"^(engine|{'|'.join(SEEN)})$"), flat("The server's engine, with --from", 6)
+]
 Scheduler = Annotated[EngineTypeConfig, flat("Simulated engine", 6)]
 Sglang = Annotated[SglangConfig, WITHOUT_ROLE, flat("Simulated engine: --engine-type sglang", 6)]
 Trtllm = Annotated[TrtllmConfig, WITHOUT_ROLE, flat("Simulated engine: --engine-type trtllm", 6)]

@@ -1,5 +1,6 @@
 """Commands that read results: report, compare, export."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +23,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.files import new_file
 from foundation.text import printable
-from reports import exports, folder, pictures
+from reports import exports, folder, pictures, theirs
 from reports.gate import POINTS, RUNS, of_summary, of_sweep
 from reports.key import key_of, with_short_names
 from reports.summarize import summary_of
@@ -32,6 +33,7 @@ from reports.sweep import table as sweep_table
 from reports.sweep.points import Sweep
 from reports.tables import comparison as tables
 from reports.tables import use as use_tables
+from reports.theirs import comparison as their_table
 from reports.verdicts import headline
 
 
@@ -68,16 +70,19 @@ def compare(
 ) -> int:
     """Compare earlier runs side by side, with the first as the baseline.
 
-    Sweeps are merged into one table; they must have the same workload and limits.
+    Sweeps are merged into one table; they must have the same workload and limits. Files that other tools wrote are
+    read too: AIPerf, guidellm, vllm bench serve, SGLang's bench_serving.
 
     Exit code 1: a run is not valid, or --fail-if applies.
 
     Args:
-        results: Results folders, or folders of sweeps.
+        results: Results folders, folders of sweeps, or files of other tools.
         out: Write a results folder for the comparison, with charts and report.
         gate_config: When to exit with 1.
         output: What to print.
     """
+    if any(theirs.is_theirs(each) for each in results):
+        return _compare_theirs(results, out, gate_config, output)
     if out is not None:
         folder.check_new(out)
     if any(sweep_report.is_sweep(each) for each in results):
@@ -116,6 +121,40 @@ def finish_runs(
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
+def _compare_theirs(results: list[Path], out: Path | None, gate_config: GateConfig, output: RunsOutputConfig) -> int:
+    """Compare runs of which some were measured by other tools."""
+    file = next(each for each in results if theirs.is_theirs(each))
+    if out is not None:
+        raise UserError(f"--out needs results folders, but {file} is the output of another tool")
+    with plain_errors():
+        gates = gate_config.gates(RUNS)
+    if scheduled := [gate for gate in gates if gate.metric in ("ttft", "e2e")]:
+        raise UserError(f"fail_if '{scheduled[0]}': other tools measure from sending; use {scheduled[0].metric}_sent")
+    found = theirs.read_all(results)
+    summary, console = their_table.summarize(found), output.terminal()
+    judged = of_summary(summary, gates)
+    if output.markdown:
+        print(their_table.markdown(found))
+    else:
+        print_theirs(found, summary, console, is_whole=output.all_metrics)
+    print_results(judged, console)
+    lacks = {name: list(run.lacks) for name, run in found.items()}
+    output.document(None, summary.as_json() | {"lacks": lacks} | gates_as_json(judged))
+    return finish(gate_config, their_table.TITLE, checks_of(summary), judged, wall_s={}, console=console)
+
+
+def print_theirs(found: Mapping[str, theirs.Measured], summary: Summary, console: Terminal, *, is_whole: bool) -> None:
+    """Print runs of several tools, and what is not known of them."""
+    for note in headline.notes(summary):
+        console.say(f"not valid: {note}", style="red")
+    for table in their_table.grid(found, is_whole=is_whole).tables(console.width, key_of(list(found))):
+        console.print(table)
+    for line in (summary.verdict, *their_table.remarks(found)):
+        console.say(printable(line))
+    if not is_whole:
+        console.say("More metrics: --all-metrics.")
+
+
 def _compare_sweeps(results: list[Path], out: Path | None, gate_config: GateConfig, output: OutputConfig) -> int:
     if others := [each for each in results if not sweep_report.is_sweep(each)]:
         raise UserError(
@@ -146,13 +185,34 @@ def finish_sweep(
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
 
 
-def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json", "llm-d", "png"] = "csv") -> None:
+def export(
+    results: Path,
+    out: Path,
+    /,
+    *,
+    to: Literal[
+        "csv",
+        "csv-arms",
+        "parquet",
+        "json",
+        "markdown",
+        "openmetrics",
+        "aiperf",
+        "guidellm",
+        "vllm-bench",
+        "sglang-bench",
+        "llm-d",
+        "png",
+    ] = "csv",
+) -> None:
     """Export a results folder's figures or charts in another format.
 
     Args:
         results: The folder; for png, also that of a sweep or plan.
-        out: The file to write (for png, the folder); it must not exist.
-        to: What to write: csv or parquet (a row per request), json (the summary, with its schema), llm-d (a Benchmark Report per arm), png
+        out: The file to write (for aiperf, vllm-bench and png, the folder); it must not exist.
+        to: What to write: csv or parquet (a row per request), csv-arms (a row per arm), json (the summary, with its
+            schema), markdown (the table), openmetrics (for Prometheus), or what another tool would have written of each
+            run: aiperf, guidellm, vllm-bench or sglang-bench (bench_serving); llm-d (a Benchmark Report per arm), png
             (the charts, one file each).
     """
     if to == "png":
@@ -161,12 +221,25 @@ def export(results: Path, out: Path, /, *, to: Literal["csv", "parquet", "json",
         return
     manifest, runs = folder.read(results)
     try:
+        if to == "aiperf" or to == "vllm-bench":
+            _write_files(out, exports.export_files(manifest, runs, to))
+            return
         data = exports.export(manifest, runs, to)
     except ValueError as error:
         raise UserError(f"{results}: {error}") from error
     with new_file(out) as file:
         file.write(data)
     print(printable(str(out)))
+
+
+def _write_files(out: Path, files: Mapping[str, bytes]) -> None:
+    """Write files into a new folder, and print their names."""
+    out.mkdir()
+    for name, data in files.items():
+        (out / name).parent.mkdir(exist_ok=True)
+        with new_file(out / name) as file:
+            file.write(data)
+        print(printable(str(out / name)))
 
 
 def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
@@ -177,7 +250,7 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
         console.say(line)
     key = key_of(list(summary.arms))
     compared = tables.comparison(summary, is_whole=is_whole)
-    for grid in (compared, *use_tables.grids(summary)):
+    for grid in (compared, *use_tables.grids(summary, is_whole=is_whole)):
         for table in grid.tables(console.width, key):
             console.print(table)
     if unknown := tables.too_few(compared.rows):

@@ -16,6 +16,8 @@ from reports.figures.conditions import Condition
 from reports.summary import NOISE_FLOOR
 
 DECODE_WORKERS = "decode_workers"
+ENDPOINT = "endpoint"
+"""The only arm that measures a server of others."""
 
 
 class ComparedArms(NamedTuple):
@@ -38,7 +40,7 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> ComparedA
     settings = with_limits(settings, experiment.limits)
     axes = _axes(experiment, settings)
     varied = {name for name, values in axes.items() if len(values) > 1}
-    alone = "endpoint" if settings.url else str(axes["router_mode"][0])
+    alone = ENDPOINT if settings.url else str(axes["router_mode"][0])
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if split := _split_axis(axes, settings):
         arms, left_out = _splits(combinations, split, varied, settings)

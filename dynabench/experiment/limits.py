@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dynabench.apis import WHOLE
+from dynabench.arm import ClientConfig
 from foundation.errors import UserError
 from reports.figures.conditions import Condition
 from workloads import Workload
@@ -17,6 +19,20 @@ def num_values(metric: str, workload: Workload, load: LoadConfig) -> int:
         return int(np.maximum(lengths - 1, 0).sum())
     may_count = load.may_count(workload)
     return int((may_count if metric in ("ttft", "e2e") else may_count & (lengths > 1)).sum())
+
+
+def check_has_tokens(limits: Sequence[Condition], client: ClientConfig | None) -> None:
+    """Refuse limits on the times of tokens where answers have none: they would count as met.
+
+    Raises:
+        UserError: there is such a limit.
+    """
+    api = client.way.api if client is not None else None
+    for limit in limits if api in WHOLE else ():
+        if not limit.metric.startswith("e2e"):
+            raise UserError(
+                f"slo '{limit}' is on the times of tokens, but answers of {api} have none; expected a limit on e2e"
+            )
 
 
 def check_values(limits: Sequence[Condition], workload: Workload, load: LoadConfig) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from dynabench.additions import masked_header
-from dynabench.arm import Arm, ClientConfig, Settings, sends_content
+from dynabench.apis import WHOLE, Way
+from dynabench.arm import Arm, ClientConfig, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import engine_error, head_of
@@ -144,7 +145,7 @@ def _command() -> str:
 
 
 HEADER = "--header"
-SERVERS = ("--url", "--etcd-endpoints", "--nats-server")
+SERVERS = ("--url", "--metrics-url", "--proxy", "--etcd-endpoints", "--nats-server")
 """Flags whose values may hold a password before an @."""
 
 
@@ -167,7 +168,7 @@ def subtitle_of(
     notes = [*workload.notes, *([] if all(load.is_closed for load in loads) else at_once(workload))]
     what = _deployed([arm.settings.deployment for arm in arms] or [settings.deployment])
     if settings.client is not None:
-        notes += unsent(workload, {arm.settings.client.prompts for arm in arms if arm.settings.client is not None})
+        notes += unsent(workload, {arm.settings.client.way for arm in arms if arm.settings.client is not None})
         what = (masked(settings.url) if settings.url else what) + _additions(settings.client)
     closed = f", {settings.load.kept} at a time" * settings.load.is_closed
     return (
@@ -176,28 +177,35 @@ def subtitle_of(
     )
 
 
-def unsent(workload: Workload, ways: Collection[str]) -> list[str]:
+def unsent(workload: Workload, ways: Collection[Way]) -> list[str]:
     """Say which fields of the workload's bodies are left out where prompts are sent in one of these ways."""
     left = {
-        way: extra_fields(request for request in workload if not sends_content(request, way)) for way in sorted(ways)
+        way: extra_fields(request for request in workload if not way.sends_fields(request))
+        for way in sorted(ways, key=str)
     }
     found = {way: names for way, names in left.items() if names}
     return [
-        f"left out of the bodies{f' with prompts={way}' * (len(ways) > 1)}: "
+        f"left out of the bodies{f' with {way}' * (len(ways) > 1)}: "
         + ", ".join(f"{name} ({_counted(count, 'request')})" for name, count in names.items())
-        + (
-            ", because prompts are sent as token ids (--prompts chat sends them)"
-            if way == "tokens"
-            else ", with the texts"
-        )
+        + _why_unsent(way)
         for way, names in found.items()
     ]
+
+
+def _why_unsent(way: Way) -> str:
+    if way.api in WHOLE:
+        return f", because api {way.api} generates nothing"
+    if way.prompts == "tokens":
+        return ", because prompts are sent as token ids (--prompts chat sends them)"
+    return ", with the texts"
 
 
 def _additions(client: ClientConfig) -> str:
     """Say what the user added to requests, and whether any certificate was accepted."""
     facts = {
+        f"{client.way.api} API": client.way.api not in (None, "completions", "chat"),
         "any certificate accepted": client.insecure,
+        "through a proxy": client.proxy is not None,
         f"headers {', '.join(client.headers)}": client.header,
         f"{client.extra_body} in each body": client.extra_body,
     }

@@ -47,7 +47,7 @@ def _reasons(clock: str, workload: Workload, deployments: Sequence[Deployment]) 
     if not workload.columns.has_media and any(pool.mocker.has_encoder for pool in simulated):
         because = "no request has images or other media (`dynabench workload synth --images 2` makes some)"
         if clock != "virtual":
-            because = "media are not sent over HTTP; dynabench simulate, sweep and plan use it"
+            because = "media are not sent to our own stack; dynabench simulate, sweep and plan use it"
         elif MEDIA_LEFT_OUT in workload.notes:
             because = f"of the workload, {MEDIA_LEFT_OUT}"
         yield f"max_tokens_per_mm_item, because {because}"

@@ -1,8 +1,9 @@
 """Points: what a combination of settings does in virtual time, over all its repeats."""
 
 from collections.abc import Callable
+from statistics import fmean
 
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from dynabench.arm import Arm, Run, runs_of
 from dynabench.deployment.engines import check_fits, engines_of
@@ -13,6 +14,7 @@ from dynabench.virtual.run import simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
+from reports.figures.metrics import Throughput, window_rates
 from reports.figures.outcomes import Outcome, of_requests, state_of
 from reports.figures.statistics import blocks_of
 from reports.record.records import Record
@@ -38,7 +40,7 @@ def simulate_point(
         InterruptError: the user interrupted it.
     """
     runs = simulate_runs(arm, source, seed, repeats, flag)
-    return runs if isinstance(runs, Impossible) else point_of(arm, source, runs, limits, attainment)
+    return runs if isinstance(runs, Impossible) else point_of(arm, runs, limits, attainment)
 
 
 def simulate_runs(
@@ -66,11 +68,12 @@ def simulate_runs(
     ]
 
 
-def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
+def point_of(arm: Arm, runs: list[Record], limits: list[Condition], attainment: float) -> Point:
     """Return the figures of a combination of settings over all its repeats."""
-    workload, deployment, repeats = source(arm.settings.shape), arm.settings.deployment, len(runs)
-    figures, outcomes = _judged(runs, limits, attainment)
-    alone = [_judged([run], limits, attainment)[1] for run in runs] if repeats > 1 else []
+    deployment, repeats = arm.settings.deployment, len(runs)
+    is_closed = arm.settings.load.is_closed
+    figures, outcomes = _judged(runs, limits, attainment, is_closed=is_closed)
+    alone = [_judged([run], limits, attainment, is_closed=is_closed)[1] for run in runs] if repeats > 1 else []
     states = [state_of(each) for each in alone]
     spent = [tiers.spent(run) for run in runs]
     by_limit = {one.limit: [other for each in alone for other in each if other.limit == one.limit] for one in outcomes}
@@ -81,7 +84,7 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         changes=arm.plain_changes,
         workers=deployment.num_workers,
         gpus=sum(pool.num_gpus for pool in deployment.pools),
-        offered_per_s=len(workload) / (stop - start) if stop > start else None,
+        offered_per_s=len(intended) / (stop - start) if stop > start else None,
         stability=figures.stability,
         outcomes=[one.over_repeats(by_limit[one.limit]) for one in outcomes],
         is_complete=figures.is_complete,
@@ -93,7 +96,7 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         itl=Quantiles.of(figures.itl),
         tpot=Quantiles.of(figures.tpot),
         e2e_sched=Quantiles.of(figures.e2e_sched),
-        throughput=figures.throughput,
+        throughput=_with_window(figures.throughput, runs),
         goodput=figures.goodput or None,
         cache=figures.cache,
         imbalance=figures.imbalance,
@@ -108,12 +111,24 @@ def point_of(arm: Arm, source: Source, runs: list[Record], limits: list[Conditio
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
         series=_series(runs),
         too_little=sufficiency.remarks(runs[0].measured),
+        server=figures.server,
+        notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
         requests=figures.requests,
         failed=figures.failed,
         with_failures={
             name: Quantiles.with_failures(figures.metric(name)) for name in METRICS.values() if figures.failed
         },
     )
+
+
+def _with_window(whole: Throughput, runs: list[Record]) -> Throughput:
+    """Return rates in whose window answers count that were asked for before it: else a window is short of long answers."""
+    rates = [window_rates(run) for run in runs]
+    known = [rate for rate in rates if rate is not None]
+    if not known:
+        return whole
+    requests, tokens = (fmean(rate[place] for rate in known) for place in (0, 1))
+    return structs.replace(whole, window_requests_per_s=requests, window_output_tokens_per_s=tokens)
 
 
 def _series(runs: list[Record]) -> PointSeries:
@@ -142,13 +157,15 @@ def _simulated_whole(
     return record
 
 
-def _judged(runs: list[Record], limits: list[Condition], attainment: float) -> tuple[ArmSummary, list[Outcome]]:
-    """Return the figures of runs of one arm, and the outcomes of the limits, including a steady queue."""
+def _judged(
+    runs: list[Record], limits: list[Condition], attainment: float, *, is_closed: bool
+) -> tuple[ArmSummary, list[Outcome]]:
+    """Return the figures of runs of one arm, and the outcomes of the limits, including a steady queue if it could grow."""
     (figures,) = summarize(runs, limits, with_intervals=False).arms.values()
     outcomes = list(figures.outcomes or [])
     if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
         outcomes.append(attained)
-    if not figures.stability.is_stable:
+    if not (figures.stability.is_stable or is_closed):
         grew = f"{figures.stability.start:.0f} requests were waiting at first, {figures.stability.end:.0f} at the end"
         outcomes.append(Outcome("steady queue", "missed", reason=grew))
     return figures, outcomes

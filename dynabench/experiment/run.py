@@ -14,6 +14,7 @@ from dynabench.deployment.engines import check_fits, engines_of, refuse_idle_set
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.bounds import Bounds, bounds_of
 from dynabench.experiment.cost import expected_s, num_processes
+from dynabench.experiment.limits import check_has_tokens
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.oracle import has_changing_fleet, oracles_of
 from dynabench.experiment.parallel import in_parallel
@@ -53,6 +54,7 @@ def run_experiment(
 
         check_reachable(settings.url, settings.client)
         experiment = replace(experiment, router_mode=experiment.router_mode[:1])  # the endpoint does its own routing
+    check_has_tokens(experiment.limits, settings.client)
     arms, left_out = comparison_of(experiment, settings)
     refuse_idle_settings([arm.settings.deployment for arm in arms])
     num_arms = sum(not arm.is_repeated for arm in arms)

@@ -53,6 +53,8 @@ def _source(timing: TimingConfig) -> str:
         case "calibrated":
             assert timing.timing_file is not None
             found = read_calibration(timing.timing_file)
+            if "fitted_to" in found:
+                return f"fitted to {found['fitted_to']}"
             engine = f"{found['engine'].get('name')} {found['engine'].get('version')}"
             return f"calibrated on {engine} with {found.get('model')} on {found.get('hardware')}"
         case _:

@@ -39,7 +39,9 @@ class PointStore:
         Raises:
             UserError: it contains something else, or cannot be written.
         """
-        self._out, self._kind, self._made = out, kind, identity.of_files
+        self.out = out
+        """The folder."""
+        self._kind, self._made = kind, identity.of_files
         self._points, self._mark = out / "points", (mark := out / f"{kind}.id")
         try:
             if out.exists() and not mark.exists():
@@ -90,7 +92,7 @@ class PointStore:
             self._mark.unlink(missing_ok=True)
             raise UserError(
                 f"{now.of_files.difference(self._made)} while the {self._kind} ran, so its points may be of either version; "
-                f"remove {self._out} and run the same command again"
+                f"remove {self.out} and run the same command again"
             )
 
     def all(self) -> list[AnyPoint]:
@@ -110,8 +112,6 @@ def key_of(arm: Arm) -> str:
 def _read(file: Path) -> AnyPoint:
     try:
         point: AnyPoint = msgspec.json.decode(file.read_bytes(), type=AnyPoint)
-        if "router_mode" not in point.changes:
-            raise ValueError("its changes do not include router_mode")
     except (msgspec.DecodeError, ValueError) as error:
         raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to simulate it again") from error
     return point

@@ -1,9 +1,14 @@
 """Least squares with coefficients that are not negative."""
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
+MOST_DAMPING = 1e4
+LEAST_GAIN = 1e-3
+"""A step that improves the sum of squares by less than this is the last."""
 
 
 def non_negative(matrix: Floats, target: Floats) -> Floats:
@@ -43,3 +48,41 @@ def _descend(matrix: Floats, target: Floats, found: Floats, is_free: npt.NDArray
         is_free[falling[found[falling] <= 0]] = False
         found[~is_free] = 0.0
     return np.zeros(len(found))
+
+
+def fit(residuals: Callable[[Floats], Floats], start: Floats, *, rounds: int = 12) -> Floats:
+    """Return the x >= 0 near `start` that minimises the sum of squares of residuals that are not linear in it.
+
+    Levenberg and Marquardt's steps, each to the best of a linear model that is damped more until it helps. Coefficients are
+    scaled by their start, which is positive, and differ by a fiftieth for the derivatives: a simulation's figures jump a
+    little with its step times, so smaller differences would measure the jumps.
+    """
+    scale, found = start.copy(), start.copy()
+    now = residuals(found)
+    damping = 0.01
+    for _ in range(rounds):
+        slopes = np.stack(
+            [_slope(residuals, found, now, place, 0.02 * scale[place]) for place in range(len(found))], axis=1
+        )
+        while damping < MOST_DAMPING:
+            reach = np.sqrt(damping)
+            matrix = np.concatenate([slopes * scale, reach * np.eye(len(found))])
+            target = np.concatenate([slopes @ found - now, reach * found / scale])
+            tried = non_negative(matrix, target) * scale
+            then = residuals(tried)
+            if then @ then < now @ now:
+                break
+            damping *= 8
+        else:
+            break
+        gain = 1 - (then @ then) / (now @ now)
+        found, now, damping = tried, then, damping / 4
+        if gain < LEAST_GAIN:
+            break
+    return found
+
+
+def _slope(residuals: Callable[[Floats], Floats], at: Floats, now: Floats, place: int, step: float) -> Floats:
+    moved = at.copy()
+    moved[place] += step
+    return (residuals(moved) - now) / step

@@ -14,6 +14,7 @@ import numpy as np
 
 from dynabench.arm import Arm, Run, Settings, runs_of
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.arms import ENDPOINT
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.run import results_folder
 from dynabench.experiment.settings import ExperimentConfig
@@ -326,6 +327,8 @@ def _past(
             )
         _check_alike(real, run, workload, settings)
         mode = run.arm.removesuffix(REAL.format(""))
+        if mode == ENDPOINT:  # a server of others, whose router is not known
+            mode = experiment.router_mode[0]
         if not mode.endswith(SIMULATED.format("")):
             found.setdefault(mode, []).append(replace(run, arm=REAL.format(mode)))
     return workload, found

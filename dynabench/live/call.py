@@ -4,8 +4,10 @@ import math
 from collections.abc import Callable
 
 from dynabench.live.bodies import MeasuredServer
-from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, EventUsage, Timing
+from dynabench.live.event_types import EventUsage
+from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Timing
 from dynabench.live.timeline import Timeline
+from dynabench.live.whole_answers import WholeReader
 from foundation.text import one_line
 from workloads.pacing import LoadConfig
 
@@ -35,7 +37,7 @@ class ClientCall:
     def __init__(
         self,
         number: int,
-        num_expected: int,
+        reader: AnswerReader | WholeReader,
         *,
         timeline: Timeline,
         target: MeasuredServer,
@@ -49,7 +51,7 @@ class ClientCall:
 
         Args:
             number: its index in the workload.
-            num_expected: the tokens of its answer, as far as known.
+            reader: reads its answer.
             timeline: records what happens.
             target: the server that answers it.
             load: defines which requests are measured.
@@ -68,10 +70,15 @@ class ClientCall:
         self._status = 0
         self._body = b""  # the body of an error
         self._has_token_events = has_token_events
-        self._reader = AnswerReader(num_expected, counts_all=has_token_events, has_nvext=target.is_ours)
+        self._reader = reader
         self._count = 0
         self._last = 0.0
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
+
+    @property
+    def answer(self) -> str | None:
+        """The text of the answer, if its reader keeps it; None if there is none, or it calls tools."""
+        return self._reader.text
 
     def on_sent(self, now: float) -> None:
         """Record the time when the request's bytes are written."""
@@ -112,7 +119,7 @@ class ClientCall:
         except AnswerError as error:
             self.on_failure(str(error), now)
             return
-        self._timeline.last_token_s[self.number] = self._last
+        self._timeline.last_token_s[self.number] = self._last if reader.has_tokens else now - self._start
         self._on_end(self, now)
 
     def on_failure(self, reason: str, now: float) -> None:
@@ -174,12 +181,18 @@ class ClientCall:
                 timeline.prefill_worker[number] = reader.routing.prefill_slot
         self._note_stages(reader.timing)
         stated = usage.completion_tokens if usage is not None else None
+        if not reader.has_tokens:
+            timeline.num_without_tokens += 1
+            timeline.num_unstated += usage is None
+            return
         if not stated:
             timeline.num_unstated += 1
         elif stated != self._count:
             if self._has_token_events:
                 raise AnswerError(f"{self._count} tokens arrived of {stated}")
-            self._scale(stated)
+            self._scale(stated, self._num_hidden(usage, stated))
+        self._note_reasoning(usage)
+        timeline.num_without_last += reader.lacks_last
         if self._load.is_measured(timeline.intended_s[number]):
             chunks = iter(self._chunks)
             for gap, count in zip(chunks, chunks, strict=True):
@@ -201,20 +214,40 @@ class ClientCall:
             if (at := timing.seconds(stage)) is not None:
                 getattr(timeline, f"{stage}_s")[number] = start + at
 
-    def _scale(self, stated: int) -> None:
-        """Distribute the reported tokens over the events, some of which carried several or none."""
+    def _num_hidden(self, usage: EventUsage | None, stated: int) -> int:
+        """Return how many of the stated tokens are reasoning that the server did not send: no event had any."""
+        thought = usage.reasoning_tokens if usage is not None else None
+        if not thought or self._reader.num_reasoning:
+            return 0
+        return min(thought, max(stated - self._count, 0))
+
+    def _note_reasoning(self, usage: EventUsage | None) -> None:
+        """Count reasoning: as the server states it, else by the events."""
+        thought = usage.reasoning_tokens if usage is not None else None
+        if thought is None:
+            sent = self._reader.num_reasoning
+            thought = round(sent * self._timeline.osl[self.number] / self._count) if sent else 0
+        self._timeline.num_reasoning += thought
+
+    def _scale(self, stated: int, hidden: int) -> None:
+        """Distribute the reported tokens over the events, some of which carried several or none.
+
+        Hidden ones were generated before the first event, and count as having arrived with it.
+        """
         timeline, number = self._timeline, self.number
         timeline.osl[number] = stated
+        timeline.num_hidden += bool(hidden)
         timeline.second_token_s[number] = math.nan
         timeline.total_tokens += stated - self._count
         # It is unknown which events carried the additional tokens; each of these came with at least one other.
         more = max(stated - self._count, 0)
         timeline.num_together += more + min(more, self._count)
-        first = timeline.first_chunk_tokens[number]
+        first, shown = timeline.first_chunk_tokens[number], stated - hidden
         behind = self._count - first
-        timeline.first_chunk_tokens[number] = max(round(first * stated / self._count), 1) if behind else stated
+        first = max(round(first * shown / self._count), 1) if behind else shown
+        timeline.first_chunk_tokens[number] = first + hidden
         if behind:
-            each = max(stated - timeline.first_chunk_tokens[number], 0) / behind
+            each = max(shown - first, 0) / behind
             self._chunks[1::2] = [count * each for count in self._chunks[1::2]] if each else self._chunks[1::2]
 
 

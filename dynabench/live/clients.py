@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 from collections.abc import AsyncIterator, Callable
 from multiprocessing.connection import Connection
@@ -13,16 +14,24 @@ import uvloop
 
 from dynabench.interrupt import held_back
 from dynabench.live.bodies import MeasuredServer
+from dynabench.live.enough import Enough
 from dynabench.live.http_client import clock
 from dynabench.live.load import LoadGenerator, client_facts
 from dynabench.live.timeline import Stats, requests_of
+from foundation.errors import UserError
+from foundation.open_files import room_for
 from reports.record.records import Requests
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.workload import select
 
 STATS_S = 0.25
+STOP_S = 0.1
 READY_S = 60.0
+OTHER_FILES = 128
+"""Files that a client has open beside its connections: modules, pipes, results."""
+MOST_CONNECTIONS = 1 << 16
+"""Connections of a client whose load sets no limit: more than one address can have to a server."""
 
 
 class ClientRecords(NamedTuple):
@@ -41,6 +50,8 @@ class Order(NamedTuple):
     load: LoadConfig
     salt: str
     timeout_s: float
+    enough: Enough | None = None
+    """When to send nothing more (None: when all is sent)."""
 
 
 async def send_all(
@@ -54,9 +65,16 @@ async def send_all(
     """Send a workload from one or several processes; end early once `stop` is set.
 
     With one process, `start` is time 0 of the workload on the clock of `time.perf_counter` (None: immediately).
+
+    Raises:
+        UserError: a client may not open as many connections as the load needs.
     """
+    _make_room(order, num_clients)
     if num_clients == 1:
         return await _send(order, start, stop, on_stats)
+    if order.enough is not None:  # clients that end at different times would change the load
+        load = dataclasses.replace(order.load, measure_s=order.enough.least_s)
+        order = order._replace(load=load, enough=Enough(math.inf, 0.0))
     shards = shares(order.workload, num_clients)
     async with _clients([_part(order, shards, place) for place in range(len(shards))]) as connections:
         for connection in connections:
@@ -75,6 +93,25 @@ async def send_all(
             *(_follow(connection, place, stop, take) for place, connection in enumerate(connections))
         )
     return _merged(parts, shards)
+
+
+def _make_room(order: Order, num_clients: int) -> None:
+    """Let each client open as many connections as it needs.
+
+    Raises:
+        UserError: it may not.
+    """
+    load = order.load
+    at_once = load.concurrency or load.max_concurrency
+    needed = -(-min(at_once or MOST_CONNECTIONS, len(order.workload)) // num_clients) + OTHER_FILES
+    limit = room_for(needed)
+    if limit < needed and at_once:
+        setting = "--concurrency" if load.concurrency else "--max-concurrency"
+        enough = -(-(needed - OTHER_FILES) * num_clients // max(limit - OTHER_FILES, 1))
+        raise UserError(
+            f"{setting} {at_once} needs {needed:,} open files in each of {num_clients} client processes, but the hard limit "
+            f"is {limit:,}; raise it (ulimit -Hn {needed}; of a container, --ulimit nofile={needed}), or use --clients {enough}"
+        )
 
 
 @contextlib.asynccontextmanager
@@ -136,7 +173,13 @@ async def _send(
     order: Order, start: float | None, stop: asyncio.Event, on_stats: Callable[[Stats], None] | None
 ) -> ClientRecords:
     generator = LoadGenerator(
-        order.workload, target=order.target, load=order.load, salt=order.salt, timeout_s=order.timeout_s, start=start
+        order.workload,
+        target=order.target,
+        load=order.load,
+        salt=order.salt,
+        timeout_s=order.timeout_s,
+        start=start,
+        enough=order.enough,
     )
 
     async def tell() -> None:
@@ -162,11 +205,24 @@ def _client(connection: Connection, order: Order) -> None:
 
     async def run() -> ClientRecords:
         stop = asyncio.Event()
-        asyncio.get_running_loop().add_reader(connection.fileno(), stop.set)  # "stop", or our parent is gone
-        return await _send(order, start, stop, connection.send)
+        waiting = asyncio.create_task(_wait_for_stop(connection, stop))
+        try:
+            return await _send(order, start, stop, connection.send)
+        finally:
+            waiting.cancel()
 
     with contextlib.suppress(BrokenPipeError):
         connection.send(uvloop.run(run()))
+
+
+async def _wait_for_stop(connection: Connection, stop: asyncio.Event) -> None:
+    """Wait until our parent says "stop", or is gone.
+
+    The loop cannot watch the connection: it would no longer block, and then takes no more than fits its buffer.
+    """
+    while not connection.poll():
+        await asyncio.sleep(STOP_S)
+    stop.set()
 
 
 async def _follow(

@@ -10,118 +10,33 @@ from typing import Annotated, Any
 
 import msgspec
 
+from dynabench.live.event_types import Count, EventUsage
+from dynabench.live.grammars import CHAT, Grammar
 from foundation.text import one_line
 from reports.record.records import MAX_S, MAX_WORKERS
 
 EVENT_LIMIT = 1 << 20
 """Most bytes of one event, and of an error's body."""
 EVENT_END = b"\n\n"
+BOM = b"\xef\xbb\xbf"
+FIELD = re.compile(rb":|[A-Za-z][\w-]*(?::|\Z)")
+"""The beginning of a line of an event: a comment, or a field with or without a value; unknown fields mean nothing."""
 NOT_ENDS = ("error", "abort", "cancelled")
 """Finish reasons of incomplete answers."""
 MOST_PATTERNS = 4
-TEXT = re.compile(rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments)": ?"((?:[^"\\]|\\.)+)"')
+PLAIN = re.compile(rb"(?:event:[^\n]*\n)?data:[^\n]*\Z")
+"""An event whose data is in one line."""
+TEXT = re.compile(
+    rb'"(?:text|content|reasoning_content|reasoning|refusal|arguments|thinking|partial_json|delta)": ?"((?:[^"\\]|\\.)+)"'
+)
+NUMBER = re.compile(rb'"sequence_number": ?(\d+)')
+"""What differs in each event of a response."""
 TOOL_NAME = re.compile(rb'"name": ?"')
 """In the first event of a tool call. Its name is generated too, so it carries a token even if its arguments are empty."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 
 
 class AnswerError(Exception):
     """An invalid answer; the message says what is wrong with it."""
-
-
-class EventFunction(msgspec.Struct):
-    """An event's addition to a call of a function."""
-
-    name: Any = None
-    arguments: Any = None
-    """Text, but some servers send an object."""
-
-    def __bool__(self) -> bool:
-        """Return whether it adds anything."""
-        return bool(self.name or self.arguments)
-
-
-class ToolCall(msgspec.Struct):
-    """An event's addition to one of an answer's tool calls."""
-
-    function: EventFunction | None = None
-    custom: Any = None
-    """The call of a tool whose input is no JSON."""
-
-    def __bool__(self) -> bool:
-        """Return whether it adds anything."""
-        return bool(self.function or self.custom)
-
-
-class ReasoningDetail(msgspec.Struct):
-    """A piece of reasoning of a server that says which kind it is."""
-
-    text: str | None = None
-    summary: str | None = None
-    data: str | None = None
-
-    def __bool__(self) -> bool:
-        """Return whether it adds anything."""
-        return bool(self.text or self.summary or self.data)
-
-
-class Delta(msgspec.Struct):
-    """An event's addition to a message: the model generates tool calls and reasoning as it does text."""
-
-    role: str | None = None
-    content: str | list[Any] | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    function_call: EventFunction | None = None
-    refusal: str | None = None
-    reasoning_details: list[ReasoningDetail] | None = None
-
-    @property
-    def has_text(self) -> bool:
-        """Whether it adds anything that the model generated."""
-        return bool(
-            self.content
-            or self.reasoning_content
-            or self.reasoning
-            or (self.tool_calls and any(self.tool_calls))
-            or self.function_call
-            or self.refusal
-            or (self.reasoning_details and any(self.reasoning_details))
-        )
-
-
-class EventChoice(msgspec.Struct):
-    """An event's addition to an answer."""
-
-    text: str | None = None
-    delta: Delta | None = None
-    finish_reason: str | None = None
-
-    @property
-    def has_text(self) -> bool:
-        """Whether it adds any text, tool calls and reasoning included."""
-        return bool(self.text or (self.delta and self.delta.has_text))
-
-    @property
-    def is_token(self) -> bool:
-        """Whether it is a token of our own frontend, perhaps without text; a chat's first event has only a role."""
-        return self.has_text or not (self.finish_reason or (self.delta and self.delta.role))
-
-
-class PromptDetails(msgspec.Struct):
-    """Details of a prompt's tokens."""
-
-    cached_tokens: Count | None = None
-
-
-class EventUsage(msgspec.Struct):
-    """The tokens that the server counted."""
-
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    prompt_tokens_details: PromptDetails | None = None
 
 
 class EventRouting(msgspec.Struct):
@@ -167,23 +82,16 @@ class Extra(msgspec.Struct):
     """Tokens of this event, if it has several."""
 
 
-class Event(msgspec.Struct):
-    """The data of one event."""
-
-    choices: list[EventChoice] | msgspec.UnsetType | None = msgspec.UNSET
-    usage: EventUsage | None = None
-    error: Any = None
-    nvext: msgspec.Raw = msgspec.Raw(b"null")
-
-
-_decoder = msgspec.json.Decoder(Event)
-
-
 class AnswerReader:
     """Reads the events of one answer."""
 
+    has_tokens = True
+
     __slots__ = (
+        "_calls_tools",
         "_counts_all",
+        "_follows_cr",
+        "_grammar",
         "_has_nvext",
         "_has_usages",
         "_last",
@@ -192,38 +100,62 @@ class AnswerReader:
         "_num_patterns",
         "_pattern",
         "_rest",
+        "_texts",
         "finish_reason",
         "is_done",
+        "num_reasoning",
         "num_tokens",
         "routing",
         "timing",
         "usage",
     )
 
-    def __init__(self, max_tokens: int, *, counts_all: bool = False, has_nvext: bool = False) -> None:
+    def __init__(
+        self,
+        max_tokens: int,
+        *,
+        grammar: Grammar = CHAT,
+        counts_all: bool = False,
+        has_nvext: bool = False,
+        keeps_text: bool = False,
+    ) -> None:
         """Start reading.
 
         Args:
             max_tokens: the requested limit.
+            grammar: what the API's events say.
             counts_all: whether events without text are tokens, too: our frontend sends an event for each step.
             has_nvext: whether to read our frontend's report of routing and times.
+            keeps_text: whether the answer's text is wanted; then each event is parsed.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
+        self._grammar = grammar
         self._counts_all = counts_all
         self._has_nvext = has_nvext
         self._has_usages = True  # until an event with a token has none
+        self._follows_cr = False
+        self._texts: list[str] | None = [] if keeps_text else None
+        self._calls_tools = False
         self._rest = bytearray()
         self._last = b""
-        self._pattern: tuple[bytes, bytes] | None = None  # the bytes before and after the text of a token's event
+        # The bytes before and after the text of a token's event, and whether it is reasoning.
+        self._pattern: tuple[bytes, bytes, bool] | None = None
         self._num_patterns = 0
         self.num_tokens = 0
         """The number of tokens of the events."""
+        self.num_reasoning = 0
+        """Those of them that are reasoning."""
         self.usage: EventUsage | None = None
         self.routing: EventRouting | None = None
         self.timing: Timing | None = None
         self.finish_reason = ""
         self.is_done = False
+
+    @property
+    def text(self) -> str | None:
+        """The text so far without reasoning, if it is kept; None if the answer calls tools."""
+        return None if self._texts is None or self._calls_tools else "".join(self._texts)
 
     def take(self, data: bytes) -> int:
         """Process the bytes of a read; return how many tokens its events carry.
@@ -231,23 +163,24 @@ class AnswerReader:
         Raises:
             AnswerError: an event is malformed or too long.
         """
+        if b"\r" in data or self._follows_cr:
+            data = self._with_newlines(data)
         if self._rest:
-            searched = max(len(self._rest) - 3, 0)
+            searched = max(len(self._rest) - 1, 0)
             self._rest += data
-            cut = _end_of_events(self._rest, searched)
-            if not cut:
+            cut = self._rest.rfind(EVENT_END, searched) + 2
+            if cut < 2:
                 self._check_size()
                 return 0
             data, rest = bytes(self._rest[:cut]), self._rest[cut:]
             self._rest = rest
-        else:
-            cut = _end_of_events(data, 0)
-            if cut < len(data):
-                self._rest += data[cut:]
-                self._check_size()
-                data = data[:cut]
+        elif not data.endswith(EVENT_END):
+            cut = data.rfind(EVENT_END) + 2 if EVENT_END in data else 0
+            self._rest += data[cut:]
+            self._check_size()
+            data = data[:cut]
         before = self.num_tokens
-        self._count(data.replace(b"\r\n", b"\n") if b"\r" in data else data)
+        self._count(data)
         if self._num_events > self._max_events:
             raise AnswerError(f"the answer does not end: {self._num_events} events arrived")
         return self.num_tokens - before
@@ -259,13 +192,25 @@ class AnswerReader:
             AnswerError: it is not.
         """
         if rest := bytes(self._rest).strip():
-            self._read(rest.replace(b"\r\n", b"\n"))
-        if not self.is_done:
-            raise AnswerError(f"the stream ended without [DONE]: {one_line(self._last[-200:])}")
+            self._read(rest)
+        if self.lacks_last and (self._has_nvext or not self.finish_reason):
+            raise AnswerError(f"the stream ended without {self._grammar.last}: {one_line(self._last[-200:])}")
         if not self.num_tokens:
             raise AnswerError("the answer contains no tokens")
         if not self.finish_reason:
             raise AnswerError(f"the answer ended without a finish_reason: {one_line(self._last[-200:])}")
+
+    @property
+    def lacks_last(self) -> bool:
+        """Whether the event that ends a stream of its API has not arrived. Some servers of others never send it."""
+        return bool(self._grammar.last) and not self.is_done
+
+    def _with_newlines(self, data: bytes) -> bytes:
+        """Return bytes whose lines may end with CR, LF or both with LF only."""
+        if self._follows_cr and data.startswith(b"\n"):
+            data = data[1:]
+        self._follows_cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
     def _check_size(self) -> None:
         if len(self._rest) > EVENT_LIMIT:
@@ -274,28 +219,54 @@ class AnswerReader:
     def _count(self, events: bytes) -> None:
         """Count the tokens of events; those of a known pattern, each with one token, all at once."""
         if self._pattern is not None:
-            before, after = self._pattern
+            before, after, is_reasoning = self._pattern
             count = events.count(EVENT_END)
             if events.count(before) == count == events.count(after):
                 self._num_events += count
-                self.num_tokens += count if self._counts_all else count - events.count(before + after)
+                added = count if self._counts_all else count - events.count(before + after)
+                self.num_tokens += added
+                if is_reasoning:
+                    self.num_reasoning += added
                 return
+        if not self._num_events and events.startswith(BOM):
+            events = events[len(BOM) :]
         found = [event for event in events.split(EVENT_END) if event]
         self._num_events += len(found)
         for event in found:
-            self._read(event)
+            if not self._is_known(event):
+                self._read(event)
+
+    def _is_known(self, event: bytes) -> bool:
+        """Count an event of the known pattern among others, such as the last ones of a stream."""
+        if self._pattern is None:
+            return False
+        before, after, is_reasoning = self._pattern
+        if after.endswith(EVENT_END):
+            num_others = len(before) + len(after) - len(EVENT_END)
+            if len(event) < num_others or not event.startswith(before) or not event.endswith(after[: -len(EVENT_END)]):
+                return False
+            has_text = len(event) > num_others
+        else:
+            if before not in event or after not in event:
+                return False
+            has_text = before + after not in event
+        if has_text or self._counts_all:
+            self.num_tokens += 1
+            self.num_reasoning += is_reasoning
+        return True
 
     def _read(self, event: bytes) -> None:
         """Parse one event, and count its tokens."""
         data = self._data(event)
         if not data:
             return
-        if data.strip() == b"[DONE]":
-            self.is_done = True
-            return
-        self._last, count = data, None
+        count = None
         try:
-            found = _decoder.decode(data)
+            found = self._grammar.read(data)
+            if found is None:
+                self.is_done = True
+                return
+            self._last = data
             if self._has_nvext and (extra := msgspec.json.decode(found.nvext, type=Extra | None)):
                 self.routing = extra.routing or self.routing
                 self.timing = extra.timing or self.timing
@@ -307,7 +278,7 @@ class AnswerReader:
         if found.usage is not None:
             if (found.usage.completion_tokens or 0) > self._max_events:
                 raise AnswerError(f"the usage is wrong: {found.usage.completion_tokens} completion tokens")
-            self.usage = found.usage
+            self.usage = found.usage.after(self.usage)
         elif found.choices is msgspec.UNSET:
             raise AnswerError(f"an event is malformed (no choices): {one_line(data, 200)}")
         choices = found.choices or []
@@ -316,15 +287,22 @@ class AnswerReader:
                 raise AnswerError(f"the answer broke off: finish_reason {choice.finish_reason}")
             if choice.finish_reason:
                 self.finish_reason = one_line(choice.finish_reason, 40)
+        if self._texts is not None and choices:
+            self._texts.append(choices[0].content)
+            self._calls_tools |= choices[0].calls_tools
         is_end = any(choice.finish_reason for choice in choices)
+        is_reasoning = bool(choices) and choices[0].is_reasoning
+        before = self.num_tokens
         is_token = any(choice.is_token if self._counts_all else choice.has_text for choice in choices)
         if is_token and found.usage is None and count is None and not is_end:
-            self._learn(event)
+            self._learn(event, is_reasoning=is_reasoning)
         if choices and (so_far := self._so_far(found.usage, is_end=is_end)) is not None:
             self.num_tokens = so_far
         elif is_token:
             self._has_usages = False
             self.num_tokens += 1 if count is None else count
+        if is_reasoning:
+            self.num_reasoning += self.num_tokens - before
 
     def _so_far(self, usage: EventUsage | None, *, is_end: bool) -> int | None:
         """Return the tokens up to an event by its usage, if all events before it had one, too.
@@ -339,27 +317,30 @@ class AnswerReader:
         """Return the data of an event; comments have none."""
         parts = []
         for line in event.split(b"\n"):
-            if line.startswith(b"data:"):
+            if line.startswith(b"data:") or line == b"data":
                 parts.append(line[5:])
             elif line.startswith(b"event:") and line[6:].strip() == b"error":
                 raise AnswerError(f"error in the stream: {one_line(event)}")
-            elif line and not line.startswith((b":", b"event:", b"id:", b"retry:")):
+            elif line and FIELD.match(line) is None:
                 raise AnswerError(f"an event is malformed (not a field): {one_line(line, 200)}")
         return b"\n".join(parts)
 
-    def _learn(self, event: bytes) -> None:
+    def _learn(self, event: bytes, *, is_reasoning: bool) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
-        if self._num_patterns == MOST_PATTERNS or not event.startswith(b"data:") or b"\n" in event:
-            return
-        if TOOL_NAME.search(event):
+        if (
+            self._texts is not None
+            or self._num_patterns == MOST_PATTERNS
+            or PLAIN.match(event) is None
+            or TOOL_NAME.search(event)
+        ):
             return
         found = list(TEXT.finditer(event))
-        if len(found) == 1:
-            self._num_patterns += 1
-            self._pattern = event[: found[0].start(1)], event[found[0].end(1) :] + EVENT_END
-
-
-def _end_of_events(data: bytes | bytearray, start: int) -> int:
-    """Return the end of the last whole event (0: there is none)."""
-    ends = ((data.rfind(mark, start), len(mark)) for mark in (EVENT_END, b"\r\n\r\n"))
-    return max(place + size if place >= 0 else 0 for place, size in ends)
+        if len(found) != 1:
+            return
+        before, after = event[: found[0].start(1)], event[found[0].end(1) :] + EVENT_END
+        if number := NUMBER.search(before):
+            before = before[number.end() :]
+        if number := NUMBER.search(after):
+            after = after[: number.start(1)]
+        self._num_patterns += 1
+        self._pattern = before, after, is_reasoning

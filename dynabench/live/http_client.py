@@ -4,13 +4,15 @@ import asyncio
 import ssl
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import httptools
 
+from dynabench.proxy import Proxy, open_tunnel
+
 clock = time.perf_counter
-IDLE_LIMIT = 4096
+IDLE_LIMIT = 1 << 16
 """Most idle connections that are kept."""
 HEAD_LIMIT = 1 << 16
 """Most bytes of an answer's head."""
@@ -32,35 +34,57 @@ class Exchange(Protocol):
         """There will be no (more) answer."""
 
 
-class HttpPool:
-    """Connections to one server, as many as there are exchanges."""
+class Message(NamedTuple):
+    """A request to send."""
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None) -> None:
+    data: bytes
+    exchange: Exchange
+    on_sent: Callable[[float], None]
+
+
+class HttpPool:
+    """Connections to one server, as many as there are exchanges.
+
+    A server may close a connection that it has kept just when the next request arrives. That request is sent again, on
+    a new connection:
+
+        new --answered--> kept --sent--> busy --closed before any byte--> sent again on a new one
+                                              --closed later-----------> failed
+        new --sent--> busy --closed-----------------------------------> failed
+    """
+
+    def __init__(self, url: str, tls: ssl.SSLContext | None = None, proxy: Proxy | None = None) -> None:
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.path = parts.path.rstrip("/")
         self.authority = parts.netloc.rpartition("@")[2]
         self._tls = tls
+        self._proxy = proxy
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._dialling: dict[Exchange, asyncio.Task[None]] = {}
+        self.num_retried = 0
+        """Requests that were sent again."""
 
     def head(self, path: str, headers: dict[str, str]) -> bytes:
         """Return the part of a POST's head that is the same for every body."""
-        lines = [f"POST {self.path}{path} HTTP/1.1"]
+        place = f"{self.path}{path}"
+        if self._proxy is not None and self._tls is None:  # it reads the request, and there is no tunnel
+            place, headers = f"http://{self.authority}{place}", self._proxy.headers | headers
+        lines = [f"POST {place} HTTP/1.1"]
         lines += [f"{name}: {value}" for name, value in ({"host": self.authority} | headers).items()]
         return "\r\n".join([*lines, "content-length: "]).encode()
 
     def send(self, head: bytes, body: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
         """Send a request, immediately if there is an idle connection, otherwise once one is open."""
-        message = b"%b%d\r\n\r\n%b" % (head, len(body), body)
+        message = Message(b"%b%d\r\n\r\n%b" % (head, len(body), body), exchange, on_sent)
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
-                connection.begin(message, exchange, on_sent)
+                connection.begin(message)
                 return
-        self._dialling[exchange] = asyncio.ensure_future(self._dial(message, exchange, on_sent))
+        self._dialling[exchange] = asyncio.ensure_future(self._dial(message))
 
     def abort(self, exchange: Exchange) -> None:
         """End an exchange by closing its connection, or by not opening one."""
@@ -82,18 +106,35 @@ class HttpPool:
             connection.abort()
         await asyncio.sleep(0)
 
-    async def _dial(self, message: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
-        loop = asyncio.get_running_loop()
+    async def _dial(self, message: Message) -> None:
+        exchange = message.exchange
         try:
-            _, connection = await loop.create_connection(lambda: _Connection(self), self.host, self.port, ssl=self._tls)
+            connection = await self._open()
         except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is invalid
             del self._dialling[exchange]
-            on_sent(clock())
+            message.on_sent(clock())
             reason = (error.strerror if isinstance(error, OSError) else None) or error
             exchange.on_failure(f"cannot connect to {self.authority}: {reason}", clock())
             return
         del self._dialling[exchange]
-        connection.begin(message, exchange, on_sent)
+        connection.begin(message)
+
+    async def _open(self) -> "_Connection":
+        """Open a connection to the server, through the proxy if there is one."""
+        loop, proxy = asyncio.get_running_loop(), self._proxy
+        if proxy is None or self._tls is None:
+            place = (self.host, self.port) if proxy is None else (proxy.host, proxy.port)
+            _, connection = await loop.create_connection(lambda: _Connection(self), *place, ssl=self._tls)
+            return connection
+        tunnel, connection = await open_tunnel(proxy, self.host, self.port), _Connection(self)
+        encrypted = await loop.start_tls(tunnel, connection, self._tls, server_hostname=self.host)
+        connection.connection_made(encrypted)
+        return connection
+
+    def _again(self, message: Message) -> None:
+        """Send a request again on a new connection; it counts as sent when it first was."""
+        self.num_retried += 1
+        self._dialling[message.exchange] = asyncio.ensure_future(self._dial(message._replace(on_sent=_is_sent)))
 
     def _on_made(self, connection: "_Connection") -> None:
         self._all.add(connection)
@@ -108,12 +149,20 @@ class HttpPool:
         self._all.discard(connection)
 
 
+def _is_sent(now: float) -> None:
+    """Leave the time of the first sending as it is."""
+
+
 class _Connection(asyncio.Protocol):
     """One connection and its exchange; httptools calls the `on_` methods by name."""
 
     def __init__(self, pool: HttpPool) -> None:
         self._pool = pool
         self._transport: Any = None
+        self._is_kept = False
+        """Whether it has served a request before this one."""
+        self._unanswered: Message | None = None
+        """The request, until the first byte of its answer."""
         self.exchange: Exchange | None = None
         self.is_open = False
         self._parser: Any = None
@@ -125,14 +174,15 @@ class _Connection(asyncio.Protocol):
         self._keeps_alive = True
         self._now = 0.0
 
-    def begin(self, message: bytes, exchange: Exchange, on_sent: Callable[[float], None]) -> None:
+    def begin(self, message: Message) -> None:
         """Send a request."""
-        self.exchange = exchange
+        self.exchange = message.exchange
+        self._unanswered = message
         self._headers = {}
         self._head_size, self._has_head = 0, False
         self._parser = httptools.HttpResponseParser(self)
-        on_sent(clock())
-        self._transport.write(message)
+        message.on_sent(clock())
+        self._transport.write(message.data)
 
     def abort(self) -> None:
         """Close the connection immediately."""
@@ -153,6 +203,7 @@ class _Connection(asyncio.Protocol):
             self.abort()  # the server sends data before it was asked
             return
         self._now = now = clock()
+        self._unanswered = None
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -178,6 +229,9 @@ class _Connection(asyncio.Protocol):
         exchange, self.exchange = self.exchange, None
         if exchange is None:
             return
+        if self._is_kept and self._unanswered is not None:
+            self._pool._again(self._unanswered)
+            return
         now = clock()
         if self._has_head and b"content-length" not in self._headers and b"transfer-encoding" not in self._headers:
             exchange.on_end(now)  # the body lasts until the connection ends
@@ -187,6 +241,7 @@ class _Connection(asyncio.Protocol):
     def _finish(self, exchange: Exchange, now: float) -> None:
         self._has_ended = False
         self.exchange = None
+        self._is_kept = True
         if self._keeps_alive and self.is_open:
             self._pool._on_free(self)
         else:

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import socket
 import sys
+from array import array
 from heapq import heappop, heappush
 from time import monotonic
 from typing import Any
@@ -20,6 +21,7 @@ import httptools
 import msgspec
 import uvloop
 
+from foundation.open_files import room_for
 from serving.engines.mock.timer import StepTimer
 
 MODEL = "known"
@@ -127,6 +129,8 @@ class KnownConnection(asyncio.Protocol):
             self.write(_whole(models))
         elif url == b"/stats":
             self.write(_whole(self._server.stats))
+        elif url == b"/stamps":
+            self.write(_whole({"ttft_s": list(self._server.ttfts_s), "itl_s": list(self._server.itls_s)}))
         elif url in (b"/health", b"/ping", b"/version", b"/"):
             self.write(_whole({"status": "ok", "version": "0"}))
         else:
@@ -142,7 +146,11 @@ class KnownServer:
         self._number = 0
         self._news = asyncio.Event()
         self.stats = {"requests": 0, "tokens": 0, "first_s": 0.0, "last_s": 0.0}
-        """Number of streams and written tokens, and the times of the first request and the last token."""
+        """Number of answers and written tokens, and the times of the first request and the last token."""
+        self.ttfts_s = array("d")
+        """Of each stream, in the order in which they ended: first write - request."""
+        self.itls_s = array("d")
+        """The same of its mean time between tokens; 0 for one token."""
 
     async def run(self, listener: socket.socket) -> None:
         """Serve until cancelled."""
@@ -165,13 +173,13 @@ class KnownServer:
     def answer(self, connection: KnownConnection, body: dict[str, Any], is_chat: bool, now: float) -> None:
         """Start an answer."""
         stream = KnownStream(connection, body, is_chat, now, self._delays)
-        if not body.get("stream"):
-            asyncio.get_running_loop().call_at(
-                stream.next_s + self._delays.itl_s * (stream.total - 1), connection.write, _whole(_completion(stream))
-            )
-            return
         self.stats["requests"] += 1
         self.stats["first_s"] = self.stats["first_s"] or now
+        if not body.get("stream"):
+            asyncio.get_running_loop().call_at(
+                stream.next_s + self._delays.itl_s * (stream.total - 1), self._answer_whole, stream
+            )
+            return
         connection.write(
             b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
         )
@@ -183,6 +191,11 @@ class KnownServer:
         self._number += 1
         heappush(self._due, (stream.next_s, self._number, stream))
         self._news.set()
+
+    def _answer_whole(self, stream: KnownStream) -> None:
+        stream.connection.write(_whole(_completion(stream)))
+        self.stats["tokens"] += stream.total
+        self.stats["last_s"] = monotonic()
 
     def _write_due(self) -> None:
         due, delays = self._due, self._delays
@@ -208,6 +221,8 @@ class KnownServer:
         now = monotonic()
         self.stats["tokens"] += stream.total
         self.stats["last_s"] = now
+        self.ttfts_s.append(stream.first_s - stream.begun_s)
+        self.itls_s.append((now - stream.first_s) / max(stream.total - 1, 1))
         events = _event(stream.is_chat, WORD, None) * stream.left
         facts = {"begun_s": stream.begun_s, "first_s": stream.first_s, "last_s": now}
         events += _event(stream.is_chat, "", "length", {"selftest": facts})
@@ -266,6 +281,7 @@ def main() -> None:
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--with-parent", action="store_true", help="exit when standard input closes")
     options = parser.parse_args()
+    room_for(1 << 16)
     listener = socket.create_server(("127.0.0.1", options.port), backlog=4096)
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
 

@@ -11,14 +11,12 @@ import aiohttp
 from dynabench.kv_use import KvUse
 from dynabench.live.draft_watch import DraftWatch
 from dynabench.live.http_client import clock
-from dynabench.live.models import body_of
+from dynabench.live.scrape import PATIENCE_S, Exporter, ScrapeError, fetch
 from dynabench.live.tier_watch import TierWatch
 
 EVERY_S = 0.5
 LATE_S = 1.0
 """Time after the run until workers have reported the last activity of their tiers, and their last drafts."""
-PATIENCE_S = 5.0
-MAX_BYTES = 1 << 24
 _GAUGE = re.compile(rb'^\w+_kv_(active|total)_blocks\{[^}\n]*worker_type="(\w+)"[^}\n]*\} (\S+)$', re.MULTILINE)
 
 
@@ -34,7 +32,7 @@ class KvWatch:
             has_counts: whether workers count what belongs to a run: then it ends with their report.
         """
         self._has_counts = has_counts
-        self._url = f"{url}/metrics"
+        self._exporter = Exporter(f"{url}/metrics")
         self._num_ranks = num_ranks
         self._start_s = self._until_s = clock()
         self._uses: dict[str, KvUse] = {}
@@ -68,9 +66,8 @@ class KvWatch:
             await asyncio.sleep(EVERY_S)
 
     async def _ask(self, session: aiohttp.ClientSession) -> None:
-        with contextlib.suppress(aiohttp.ClientError, OSError, ValueError):
-            async with session.get(self._url) as response:
-                self._note(await body_of(response, MAX_BYTES))
+        with contextlib.suppress(ScrapeError, ValueError):
+            self._note(await fetch(session, self._exporter))
 
     def _note(self, text: bytes) -> None:
         """Record the present share for the time since the last answer."""

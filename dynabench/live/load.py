@@ -5,13 +5,19 @@ import math
 import resource
 from collections import deque
 
+from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.call import ClientCall
+from dynabench.live.conversations import Conversations
+from dynabench.live.enough import CHECK_S, Enough
+from dynabench.live.events import AnswerReader
+from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
+from dynabench.live.whole_answers import WholeReader
 from serving.engines.mock.timer import StepTimer
 from serving.runtime.stopping import cancel_all, until_stopped
-from workloads import Workload
+from workloads import Request, Workload
 from workloads.pacer import Pacer
 from workloads.pacing import LoadConfig
 
@@ -31,6 +37,7 @@ class LoadGenerator:
         salt: str,
         timeout_s: float,
         start: float | None = None,
+        enough: Enough | None = None,
     ) -> None:
         """Prepare to send.
 
@@ -41,6 +48,7 @@ class LoadGenerator:
             salt: changes every token of every prompt, so that nothing is cached from other runs.
             timeout_s: time after which a request has failed (s).
             start: time 0 of the workload, on the clock of `time.perf_counter` (None: when `run` is called).
+            enough: when to send nothing more, and await what is in flight (None: when all is sent).
         """
         self.timeline = Timeline(len(workload))
         self._workload = workload
@@ -48,34 +56,44 @@ class LoadGenerator:
         self._load = load
         self._timeout_s = timeout_s
         self._start = start
+        self._enough = enough
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
+        self._conversations = Conversations(workload.requests, self._bodies.tokens) if target.repeats_answers else None
         self._ahead: dict[int, bytes] = {}
         self._next_body = 0
         self._open: dict[int, ClientCall] = {}
         self._deadlines: deque[tuple[float, ClientCall]] = deque()
-        self._heads: dict[bool, bytes] = {}
+        self._heads: dict[Api, bytes] = {}
         self._awaited_s = 0.0
         self._wake = asyncio.Event()
         self._pool: HttpPool
         self._timer: StepTimer
         self.cpu_share = 0.0
 
+    @property
+    def num_retried(self) -> int:
+        """Requests that were sent again, because the server closed the connection that it had kept."""
+        return self._pool.num_retried
+
+    @property
+    def num_repeated(self) -> tuple[int, int]:
+        """Answers that later turns repeated although they could be the server's: its own, and the workload's."""
+        talks = self._conversations
+        return (talks.num_answers, talks.num_planned) if talks is not None else (0, 0)
+
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
-        self._pool = HttpPool(self._target.url, self._target.tls)
-        self._heads = {
-            is_chat: self._pool.head(path, self._target.headers)
-            for is_chat, path in ((False, "/v1/completions"), (True, "/v1/chat/completions"))
-        }
+        self._pool = HttpPool(self._target.url, self._target.tls, self._target.through)
+        self._heads = {api: self._pool.head(path, self._target.headers_of(api)) for api, path in PATHS.items()}
         self._timer = StepTimer()
         self._start = self._start if self._start is not None else clock() + 0.05
         cpu, started = _cpu_s(), clock()
-        reaping = asyncio.create_task(self._reap())
+        tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._judge())]
         try:
             await until_stopped(stop, self._pace())
         finally:
-            await cancel_all(reaping)
+            await cancel_all(*tasks)
             self.cpu_share = (_cpu_s() - cpu) / max(clock() - started, 1e-9)
             self._open.clear()
             await self._pool.close()
@@ -118,22 +136,41 @@ class LoadGenerator:
         for number, intended in self._pacer.due(self.now):
             timeline.intended_s[number] = intended
             timeline.num_sent += 1
-            request = self._workload.requests[number]
+            request = self._request(number)
             body = self._ahead.pop(number, None) or self._bodies.of(request)
+            api, has_token_events = self._bodies.api_of(request), self._bodies.has_token_events(request)
             call = ClientCall(
                 number,
-                request.output_length,
+                self._reader(request, api, has_token_events),
                 timeline=timeline,
                 target=self._target,
                 load=self._load,
                 start=self._start or 0.0,
                 abort=self._pool.abort,
                 on_end=self._on_end,
-                has_token_events=self._bodies.has_token_events(request),
+                has_token_events=has_token_events,
             )
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))
-            self._pool.send(self._heads[self._bodies.is_chat(request)], body, call, call.on_sent)
+            self._pool.send(self._heads[api], body, call, call.on_sent)
+
+    def _reader(self, request: Request, api: Api, has_token_events: bool) -> AnswerReader | WholeReader:
+        """Return what reads a request's answer."""
+        if api in WHOLE:
+            return WholeReader(api)
+        return AnswerReader(
+            request.output_length,
+            grammar=GRAMMARS[api],
+            counts_all=has_token_events,
+            has_nvext=self._target.is_ours,
+            keeps_text=self._conversations is not None and bool(request.session),
+        )
+
+    def _request(self, number: int) -> Request:
+        """Return a request as it is sent now."""
+        if self._conversations is not None and self._workload.requests[number].session:
+            return self._conversations.request(number)
+        return self._workload.requests[number]
 
     def _prepare(self, count: int) -> bool:
         """Prepare up to `count` bodies in advance; return whether that many were prepared."""
@@ -141,6 +178,8 @@ class LoadGenerator:
         while count and self._next_body < len(requests) and len(self._ahead) < AHEAD:
             number = self._next_body
             self._next_body += 1
+            if self._conversations is not None and requests[number].session:
+                continue  # its prompt has answers that are not there yet
             if math.isnan(self.timeline.intended_s[number]):
                 self._ahead[number] = self._bodies.of(requests[number])
                 count -= 1
@@ -157,12 +196,23 @@ class LoadGenerator:
                     self._pool.abort(call)
                     call.on_failure("timeout", now)
 
+    async def _judge(self) -> None:
+        """Send nothing more once there are enough results."""
+        while self._enough is not None:
+            await asyncio.sleep(CHECK_S)
+            if self._enough.is_reached(self.timeline, self._load, self.now):
+                self._pacer.cut()
+                self._wake.set()
+                return
+
     def _on_end(self, call: ClientCall, now: float) -> None:
         """Record the end of a request, and send those that waited for it."""
         number, timeline = call.number, self.timeline
         if self._open.pop(number, None) is None:
             return  # the run is over
         is_failed = bool(timeline.error[number])
+        if self._conversations is not None and not is_failed:
+            self._conversations.on_answer(number, call.answer)
         timeline.num_ended += 1
         timeline.num_failed += is_failed
         timeline.last_numbers.append(number)
@@ -190,6 +240,13 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "tokens": float(timeline.total_tokens),
         "tokens_together": float(min(timeline.num_together, timeline.total_tokens)),
         "without_usage": float(timeline.num_unstated),
+        "without_done": float(timeline.num_without_last),
+        "reasoning_tokens": float(timeline.num_reasoning),
+        "hidden_reasoning": float(timeline.num_hidden),
+        "without_tokens": float(timeline.num_without_tokens),
+        "repeated_answers": float(generator.num_repeated[0]),
+        "planned_answers": float(generator.num_repeated[1]),
+        "retried": float(generator.num_retried),
     }
 
 

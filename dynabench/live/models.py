@@ -16,6 +16,8 @@ class ReportedModel(msgspec.Struct):
     """A model of an endpoint; vLLM and SGLang report its context length."""
 
     id: str = ""
+    owned_by: str = ""
+    """Such as vllm, sglang or the name of a company."""
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
 
 
@@ -28,10 +30,19 @@ class ReportedModels(msgspec.Struct):
 async def reported_context(target: MeasuredServer) -> int | None:
     """Return the most tokens that the measured model supports in a request, None if the endpoint does not say."""
     try:
-        models = msgspec.json.decode(await _listed(target), type=ReportedModels).data
+        models = await reported_models(target)
     except (aiohttp.ClientError, OSError, ValueError):
         return None
     return next((model.max_model_len for model in models if model.id == target.model), None)
+
+
+async def reported_models(target: MeasuredServer) -> list[ReportedModel]:
+    """Return the models that the endpoint lists.
+
+    Raises:
+        aiohttp.ClientError, OSError, ValueError: it does not answer, or not with a list of models.
+    """
+    return msgspec.json.decode(await _listed(target), type=ReportedModels).data
 
 
 async def _listed(target: MeasuredServer) -> bytes:
@@ -39,8 +50,11 @@ async def _listed(target: MeasuredServer) -> bytes:
     tls = target.tls
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
-        session.get(f"{target.url}/v1/models", headers=target.headers, ssl=True if tls is None else tls) as response,
+        session.get(
+            f"{target.url}/v1/models", headers=target.headers, ssl=True if tls is None else tls, proxy=target.proxy
+        ) as response,
     ):
+        response.raise_for_status()
         return await body_of(response, MAX_BYTES)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import os
 import secrets
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -11,6 +10,7 @@ from typing import Any
 
 import uvloop
 
+from dynabench.apis import endpoint_of
 from dynabench.arm import ClientConfig, Run
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
@@ -19,13 +19,15 @@ from dynabench.deployment.processes import check_engines
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import ClientRecords, Order, send_all
+from dynabench.live.enough import Enough
 from dynabench.live.fleet import num_ranks_of, offset_of, with_fleet
 from dynabench.live.http_client import clock
 from dynabench.live.kv_watch import KvWatch
 from dynabench.live.models import reported_context
+from dynabench.live.server_watch import ServerWatch
 from dynabench.live.stack import LocalStack, StackError
 from dynabench.live.validity import spoilt
-from dynabench.live.view import LiveView
+from dynabench.live.view import View
 from dynabench.live.warm_up import num_warmups, warm_up
 from dynabench.planner.programs import check_planner
 from reports.figures.adapters import adapters_asked
@@ -48,15 +50,16 @@ def measure(
     run: Run,
     workload: Workload,
     *,
-    view: LiveView | None = None,
+    view: View | None = None,
     on_start: Callable[[float], None] | None = None,
     interrupt: Interrupt | None = None,
+    enough: Enough | None = None,
 ) -> Record:
     """Start a fresh stack, replay the workload over HTTP, and stop the stack.
 
     With a URL nothing is started, and the server at that URL is measured; a salt prevents hits in caches of other runs.
     `on_start` is called with the start time of the run, on the client's clock. An interrupt ends the run early and
-    keeps the results so far.
+    keeps the results so far. `enough` says when nothing more needs to be sent.
 
     Raises:
         InterruptError: the user interrupted before the stack was up.
@@ -67,10 +70,12 @@ def measure(
     """
     client = run.settings.client
     assert client is not None
-    refuse_media(
-        workload.columns, workload.name, "are not sent over HTTP: only dynabench simulate, sweep and plan take them"
-    )
+    if client.size_of_images is None:
+        what = "are sent over HTTP only as images of a size (--url with --api chat and --image-size 512x512)"
+        refuse_media(workload.columns, workload.name, what)
+    _check_history(client, workload)
     if client.url is None:
+        _check_ends(client, workload)
         run = _serving_adapters(_on_this_host(run), workload)
         if not _runs_model(run.deployment):
             for engine in set(engines_of(run.deployment)):
@@ -86,16 +91,19 @@ def measure(
                 _check_fits(workload, target)
             if count := num_warmups(client, run.deployment):
                 await warm_up(workload, target, count, client.timeout_s, stop)
-            start = clock()
-            if on_start is not None:
-                on_start(start)
-            async with (
-                _watching_kv(target, run.deployment) if client.url is None else contextlib.nullcontext() as watch
-            ):
-                sent = await _send(run, client, workload, target, stop, view)
-                wall_s = clock() - start
+            async with _watching_server(target, client) as server:
+                start = clock()
+                if on_start is not None:
+                    on_start(start)
+                async with (
+                    _watching_kv(target, run.deployment) if client.url is None else contextlib.nullcontext() as watch
+                ):
+                    sent = await _send(run, client, workload, target, stop, view, enough)
+                    wall_s = clock() - start
+                said = None if server is None else await server.finish(sent.requests, start)
             dead = stack.group.dead if stack is not None else []
             record = _record(run, client, sent, wall_s=wall_s, is_complete=not stop.is_set(), dead=dead)
+            record = replace(record, server=said)
             if watch is None or stack is None:
                 return record
             kv = _kv_use(run.deployment, watch)
@@ -113,11 +121,12 @@ async def _send(
     workload: Workload,
     target: MeasuredServer,
     stop: asyncio.Event,
-    view: LiveView | None,
+    view: View | None,
+    enough: Enough | None,
 ) -> ClientRecords:
     """Send the workload."""
     salt = secrets.token_hex(8) if client.url is not None else ""
-    order = Order(workload, target, run.settings.load, salt, client.timeout_s)
+    order = Order(workload, target, run.settings.load, salt, client.timeout_s, enough)
     on_stats = view.update if view is not None else None
     return await send_all(order, num_clients=client.clients, stop=stop, on_stats=on_stats)
 
@@ -150,6 +159,14 @@ def _num_workers(deployment: Deployment, client: ClientConfig, sent: ClientRecor
         return sum(map(num_ranks_of, deployment.pools))
     named = sent.requests.worker.compressed()
     return int(named.max()) + 1 if len(named) else 1
+
+
+def _watching_server(
+    target: MeasuredServer, client: ClientConfig
+) -> contextlib.AbstractAsyncContextManager[ServerWatch | None]:
+    if client.url is None or not client.server_metrics:
+        return contextlib.nullcontext()
+    return ServerWatch(target, client.metrics_url).watching()
 
 
 def _watching_kv(target: MeasuredServer, deployment: Deployment) -> contextlib.AbstractAsyncContextManager[KvWatch]:
@@ -236,18 +253,7 @@ async def _target(
     """Yield the server to measure, and the stack if it is our own."""
     pool = deployment.pools[0]
     if client.url is not None:
-        key = os.environ.get("OPENAI_API_KEY", "")
-        target = MeasuredServer(
-            client.url.rstrip("/").removesuffix("/v1"),
-            pool.served_name,
-            client.prompts,
-            key,
-            extra_headers=client.headers,
-            extra_body=client.body_fields,
-            ca_file=client.ca_file,
-            insecure=client.insecure,
-        )
-        yield target, None
+        yield server_at(client.url, pool.served_name, client), None
         return
     check_engines(deployment)
     tokens = await asyncio.to_thread(tokens_of_model, pool)
@@ -255,7 +261,8 @@ async def _target(
         target = MeasuredServer(
             stack.url,
             stack.model,
-            client.prompts,
+            client.way.prompts,
+            api=client.way.api,
             is_ours=True,
             sends_text=pool.engine == "mistralrs",  # bytes of an incomplete character come with the next piece
             splits_answers=any(
@@ -264,8 +271,32 @@ async def _target(
             tokens=tokens,
             num_prefill_workers=offset_of(deployment),
             extra_body=client.body_fields,
+            repeats_answers=client.history == "server",
         )
         yield target, stack
+
+
+def server_at(url: str, model: str, client: ClientConfig) -> MeasuredServer:
+    """Return another server, with what a client sends to it.
+
+    Raises:
+        ValueError: the address is not understood, or names another API than the client's settings.
+    """
+    client = replace(client, url=url)
+    return MeasuredServer(
+        endpoint_of(url).base,
+        model,
+        client.way.prompts,
+        client.api_key,
+        extra_headers=client.headers,
+        extra_body=client.body_fields,
+        ca_file=client.ca_file,
+        insecure=client.insecure,
+        proxy=client.proxy,
+        repeats_answers=client.history == "server",
+        image_size=client.size_of_images,
+        api=client.way.api,
+    )
 
 
 def tokens_of_model(pool: Pool) -> range:
@@ -304,6 +335,24 @@ def _serving_adapters(run: Run, workload: Workload) -> Run:
         pools.append(replace(pool, mocker=mocker))
     deployment = replace(run.deployment, pools=tuple(pools))
     return replace(run, arm=replace(run.arm, settings=replace(run.settings, deployment=deployment)))
+
+
+def _check_history(client: ClientConfig, workload: Workload) -> None:
+    """Refuse a history of answers where no turn waits for one."""
+    if client.history == "server" and not any(request.session and request.after for request in workload):
+        raise WorkloadError(
+            f"{workload.name}: no request waits for an earlier one of its session, so none can repeat the server's answer; leave "
+            "out --history, or use a workload whose sessions wait (dynabench workload formats)"
+        )
+
+
+def _check_ends(client: ClientConfig, workload: Workload) -> None:
+    """Refuse answers that end by EOS where our own frontend cannot be told after how many tokens that is."""
+    if client.way.api in ("responses", "messages") and "stop" in ends(workload):
+        raise WorkloadError(
+            f"{workload.name}: answers end by EOS (--ends stop), and api {client.way.api} has no field that says where; use "
+            "--api chat"
+        )
 
 
 def _check_fits(workload: Workload, target: MeasuredServer) -> None:

@@ -38,6 +38,14 @@ class Timeline(RequestLog):
         self.total_tokens = self.num_together = 0
         self.num_unstated = 0
         """Requests without usage."""
+        self.num_without_tokens = 0
+        """Answers of APIs whose answers have no tokens."""
+        self.num_without_last = 0
+        """Answers without the event that ends a stream."""
+        self.num_reasoning = 0
+        """Tokens that are reasoning."""
+        self.num_hidden = 0
+        """Answers with reasoning that was not sent."""
         self.last_numbers: deque[int] = deque(maxlen=500)
         """The most recently ended requests, for the live view."""
 
@@ -67,7 +75,7 @@ def requests_of(timeline: Timeline, workload: Workload, load: LoadConfig) -> Req
     requests = timeline.finish(
         isl=isl,
         planned_isl=planned,
-        planned_osl=columns.output_length,
+        planned_osl=None if timeline.num_without_tokens else columns.output_length,
         priority=np.array(columns.values("priority"), np.int32),
         adapter=np.array(columns.values("adapter"), object),
         endless_tokens=np.rint(reuse_of(workload).endless_hits() * (isl / planned))  # in the server's tokens

@@ -5,6 +5,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from dynabench.arm import ClientConfig
+from dynabench.proxy import Proxy, tunnel_through
 from foundation.errors import UserError
 from serving.runtime.config import masked
 
@@ -36,10 +37,14 @@ def check_reachable(url: str, client: ClientConfig) -> None:
     """Refuse an endpoint with no server or an unknown certificate, before a whole workload is sent to it."""
     tls = tls_context(url, ca_file=client.ca_file, insecure=client.insecure)
     parts = urlsplit(url)
-    host = parts.hostname or ""
+    host, proxy = parts.hostname or "", Proxy.at(client.proxy) if client.proxy is not None else None
     try:
-        with socket.create_connection((host, parts.port or (443 if tls else 80)), timeout=10) as plain:
+        port = parts.port or (443 if tls else 80)
+        place = (proxy.host, proxy.port) if proxy is not None else (host, port)
+        with socket.create_connection(place, timeout=10) as plain:
             if tls is not None:
+                if proxy is not None:
+                    tunnel_through(plain, proxy, host, port)
                 tls.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
         raise UserError(
@@ -48,4 +53,5 @@ def check_reachable(url: str, client: ClientConfig) -> None:
         ) from error
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise UserError(f"no server responds at {masked(url)} ({why})") from error
+        through = f" through the proxy {masked(client.proxy)}" if client.proxy is not None else ""
+        raise UserError(f"no server responds at {masked(url)}{through} ({why})") from error

@@ -1,6 +1,7 @@
 """Decide whether a run is valid: the client, or failed requests, can distort it."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -14,6 +15,15 @@ BUSY = 0.9
 """A client that used more than this share of a core distorted the run, because its timestamps were delayed."""
 BEHIND = 0.95
 """A client that sent at less than this share of the intended rate distorted the run."""
+
+
+CLIENT = "the client "
+"""How a reason begins that is the client's own."""
+
+
+def is_client_limited(notes: Sequence[str]) -> bool:
+    """Return whether the client itself distorted a run, by what makes it invalid."""
+    return any(note.startswith(CLIENT) for note in notes)
 
 
 def spoilt(
@@ -38,17 +48,15 @@ def spoilt(
         late = float(np.percentile(actual - intended, 99))
         if late > LATE_S:
             notes.append(
-                f"the client was late: 1% of the requests were sent at least {late * 1000:.0f} ms late "
+                f"{CLIENT}was late: 1% of the requests were sent at least {late * 1000:.0f} ms late "
                 f"(limit {LATE_S * 1000:.0f} ms); lower the rate, or send from several processes (--clients 2)"
             )
         span, took = float(np.ptp(intended)), float(np.ptp(actual))
         if not load.is_closed and is_complete and span > 1 and span / took < BEHIND:
-            notes.append(
-                f"the client sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2"
-            )
+            notes.append(f"{CLIENT}sent at {span / took:.0%} of the intended rate; lower the rate, or use --clients 2")
     busy = sent.facts["cpu_share"]
     if busy > BUSY:
         notes.append(
-            f"the client used {busy:.0%} of a core, so its timestamps are late; lower the rate, or use --clients 2"
+            f"{CLIENT}used {busy:.0%} of a core, so its timestamps are late; lower the rate, or use --clients 2"
         )
     return notes

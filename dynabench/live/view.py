@@ -2,7 +2,7 @@
 
 import sys
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -14,6 +14,13 @@ from dynabench.live.timeline import Stats
 from dynabench.progress import LINE_EVERY_S
 from dynabench.terminal import Terminal
 from foundation.text import printable
+
+
+class View(Protocol):
+    """Shows the progress of a run."""
+
+    def update(self, stats: Stats) -> None:
+        """Show the latest progress."""
 
 
 class LiveView:

@@ -26,6 +26,7 @@ CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {
     "arrivals": timelines.arrivals,
     "load": timelines.load,
     "ttft_over_time": timelines.ttft_over_time,
+    "server_load": timelines.server_load,
     "failures": timelines.failures,
     "worker_work": heat.worker_work,
     "worker_load": heat.worker_load,

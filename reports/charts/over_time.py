@@ -77,6 +77,16 @@ def kv_use(run: Record, pool: str, edges: Floats) -> Floats | None:
     return result
 
 
+def server_state(run: Record, name: str, edges: Floats) -> Floats | None:
+    """Return what the measured server said of its state at the middle of each window; None if it never said it."""
+    seen = run.server.at(name) if run.server is not None else []
+    if not seen:
+        return None
+    times, values = np.array(seen).T
+    result: Floats = np.interp(centres(edges), times, values, right=np.nan)
+    return result
+
+
 def _integral(times: Floats, weights: Floats, edges: Floats) -> Floats:
     """Integrate, up to each edge, the weights whose times have passed."""
     order = np.argsort(times)

@@ -1,17 +1,19 @@
 """The charts of a sweep, and of a search: what meets the limits, and what it costs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from foundation.settings import short_value
 from reports.charts import drawing
 from reports.charts.axes import Axes
+from reports.charts.curve import load_curves
 from reports.charts.drawing import HALF, LIMIT, LINE, QUIET, WIDE, Canvas, Chart, Panel, duration, mark
 from reports.charts.rows import begin_rows
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.metrics import LABELS
 from reports.key import Key, KeyEntry, key_of
+from reports.sweep.curve import AXES, LoadCurve
 from reports.sweep.points import Point, SearchResult
 
 Number = Callable[[Point], float | None]
@@ -143,6 +145,7 @@ def _name(point: Point, varied: Sequence[str]) -> str:
 def charts(sweep: Swept, found: Sequence[SearchResult]) -> dict[str, Chart]:
     """Draw the charts that are not empty."""
     makers: dict[str, Callable[[], Chart | None]] = {
+        "curve": lambda: load_curves(list(_curves(sweep)), sweep.limits),
         "found": lambda: searched(found, sweep.key),
         "limits": lambda: by_axis(sweep),
         "points": lambda: by_row(sweep),
@@ -151,6 +154,13 @@ def charts(sweep: Swept, found: Sequence[SearchResult]) -> dict[str, Chart]:
         "throughput": lambda: throughput(sweep),
     }
     return {name: chart for name, make in makers.items() if (chart := make()) is not None}
+
+
+def _curves(sweep: Swept) -> Iterator[tuple[LoadCurve, KeyEntry]]:
+    """Yield each line along the load; nothing along another axis."""
+    if sweep.axis in AXES:
+        for name, line in sweep.lines.items():
+            yield LoadCurve(name, sweep.axis, line), sweep.key[name]
 
 
 def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:
@@ -477,8 +487,8 @@ def interactivity(point: Point) -> float | None:
 
 def per_gpu(point: Point) -> float | None:
     """Return the output tokens/s of a GPU, or of a worker if there are no GPUs."""
-    rate = point.throughput.output_tokens_per_s
-    return None if rate is None else rate / (point.gpus or point.workers)
+    rate, count = point.throughput.output_tokens_per_s, point.gpus or point.workers
+    return rate / count if rate is not None and count else None
 
 
 Side = tuple[str, Number, str]

@@ -86,6 +86,23 @@ def _kv_of(pool: str) -> Callable[[Record, Floats], Floats | None]:
     return found
 
 
+def server_load(shown: Comparison) -> Chart | None:
+    """Waiting and running requests, and the use of the KV cache, as the measured server says."""
+    return _over_time(
+        shown, "What does the server say of its load?", "By its own metrics, sampled during the run; anyone's requests.",
+        [
+            ("requests waiting", "", lambda run, edges: over_time.server_state(run, "waiting", edges)),
+            ("requests running", "", lambda run, edges: over_time.server_state(run, "running", edges)),
+            ("KV in use", "%", _server_kv),
+        ],
+    )  # fmt: skip
+
+
+def _server_kv(run: Record, edges: Floats) -> Floats | None:
+    shares = over_time.server_state(run, "kv", edges)
+    return None if shares is None else shares * 100
+
+
 def ttft_over_time(shown: Comparison) -> Chart | None:
     """TTFT of requests by when they were due."""
 

@@ -142,6 +142,33 @@ def remarks(repeats: list[Record]) -> list[str]:
             f"{unstated:,} answers had no usage: each event with text counts as one token, and their prompts are assumed to "
             "have the workload's lengths"
         )
+    if whole := sum(int(run.facts.get("without_tokens", 0)) for run in repeats):
+        found.append(
+            f"{_answers(whole)} no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
+            "tokens/s, so limits on these mean nothing"
+        )
+    repeated, planned = (
+        sum(int(run.facts.get(f"{name}_answers", 0)) for run in repeats) for name in ("repeated", "planned")
+    )
+    if repeated or planned:
+        found.append(
+            f"later turns repeated {repeated:,} answers of the server"
+            + f", and {planned:,} of the workload, which call tools or have no text from the server" * bool(planned)
+        )
+    if unended := sum(int(run.facts.get("without_done", 0)) for run in repeats):
+        found.append(
+            f"{_answers(unended)} no last event ([DONE], or message_stop of messages); they count, because each said why it "
+            "ended"
+        )
+    if hidden := sum(int(run.facts.get("hidden_reasoning", 0)) for run in repeats):
+        found.append(
+            f"{_answers(hidden)} reasoning that the server counted and did not send: TTFT includes it, TPOT and ITL do not"
+        )
+    if retried := sum(int(run.facts.get("retried", 0)) for run in repeats):
+        found.append(
+            f"{_requests(retried)} sent again on a new connection, because the server had closed the kept one before it "
+            "answered; their times begin with the first sending"
+        )
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
         found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     if any(run.facts.get("without_host_time") for run in repeats):
@@ -170,6 +197,14 @@ def remarks(repeats: list[Record]) -> list[str]:
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
+
+
+def _answers(count: int) -> str:
+    return f"{count:,} answer{'s' * (count > 1)} had"
+
+
+def _requests(count: int) -> str:
+    return f"{count:,} request{'s' * (count > 1)} {'were' if count > 1 else 'was'}"
 
 
 def _too_long(repeats: list[Record]) -> str:

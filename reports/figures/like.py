@@ -18,42 +18,42 @@ def aiperf(run: Record) -> Rows:
         ("Time to First Token", "first response - request start", values["ttft"]),
         ("Request Latency", "last response - request start", values["e2e"]),
         ("Inter Token Latency", "(latency - TTFT) / (OSL - tokens of the first chunk), per request", values["tpot"]),
-        ("Inter Chunk Latency", "gaps between chunks, pooled", _chunks(run)),
+        ("Inter Chunk Latency", "gaps between chunks, pooled", between_chunks(run)),
     ]
 
 
 def vllm(run: Record) -> Rows:
-    """`vllm bench serve`: TPOT divides by n - 1; ITL is a gap between chunks, however many tokens they have."""
+    """`vllm bench serve` 0.32: TPOT divides by n - 1; ITL is a gap between chunks, however many tokens they have."""
     values = metrics.per_request(run.requests)
-    tpot = np.where(run.requests.osl > 1, _between(run.requests), 0.0)
     return [
         ("TTFT", "first chunk with text - request start", values["ttft"]),
         (
             "TPOT",
-            "(E2EL - TTFT) / (output tokens - 1), per request; 0 for one token",
-            np.where(np.isnan(values["ttft"]), np.nan, tpot),
+            "(E2EL - TTFT) / (output tokens - 1), per request; none for one token",
+            np.where(np.isnan(values["ttft"]), np.nan, _between(run.requests)),
         ),
-        ("ITL", "gaps between chunks, pooled; a chunk of many tokens is one gap", _chunks(run)),
+        ("ITL", "gaps between chunks, pooled; a chunk of many tokens is one gap", between_chunks(run)),
         ("E2EL", "last chunk - request start", values["e2e"]),
     ]
 
 
 def guidellm(run: Record) -> Rows:
-    """guidellm 0.8: its TPOT includes the prompt's computation."""  # noqa: D403
+    """guidellm 0.8: its TPOT includes the prompt's computation; a request counts as often as it has tokens."""  # noqa: D403
     values, osl = metrics.per_request(run.requests), run.requests.osl
+    between = np.where(np.isnan(values["ttft"]), np.nan, _between(run.requests))
     return [
         ("TTFT", "first token - request start", values["ttft"]),
         (
             "TPOT",
-            "(last token - request start) / output tokens: prefill included",
-            values["e2e"] / np.where(osl > 0, osl, np.nan),
+            "(last token - request start) / output tokens: prefill included; weighted by output tokens",
+            np.repeat(values["e2e"] / np.where(osl > 0, osl, np.nan), osl),
         ),
         (
             "ITL",
-            "(last token - first token) / (output tokens - 1), per request",
-            np.where(np.isnan(values["ttft"]), np.nan, _between(run.requests)),
+            "(last token - first token) / (output tokens - 1); weighted by output tokens - 1",
+            np.repeat(between, np.maximum(osl - 1, 0)),
         ),
-        ("Request Latency", "last token - request start", values["e2e"]),
+        ("Request Latency", "end of the answer - request start", _whole(run.requests)),
     ]
 
 
@@ -75,7 +75,14 @@ def _between(requests: Requests) -> Floats:
     return decoding / np.where(requests.osl > 1, requests.osl - 1, np.nan)
 
 
-def _chunks(run: Record) -> Floats:
+def _whole(requests: Requests) -> Floats:
+    """Return end of the answer - sent, NaN where a request failed; the last token is the end where no other is known."""
+    ends = np.where(np.ma.getmaskarray(requests.done_s), requests.last_token_s.filled(np.nan), requests.done_s.data)
+    whole = ends - requests.sent_s.filled(np.nan)
+    return np.where(requests.succeeded, whole, np.nan)
+
+
+def between_chunks(run: Record) -> Floats:
     """Return the gaps between chunks: a live run logs each chunk, and a simulated one has one token per chunk."""
     first, slope, curve, steps, tokens = run.gaps.T if len(run.gaps) else np.empty((5, 0))
     if run.is_live:

@@ -277,12 +277,27 @@ def throughput(run: Record) -> Throughput:
     whole = _whole_s(requests)
     inside = good & (requests.last_token_s <= stop).filled(False)
     window = float(stop - start)
+    has_tokens = bool(requests.osl[good].any())  # embeddings have none
     return Throughput(
         requests_per_s=float(good.sum() / whole) if whole > 0 else None,
-        output_tokens_per_s=float(requests.osl[good].sum() / whole) if whole > 0 else None,
+        output_tokens_per_s=float(requests.osl[good].sum() / whole) if whole > 0 and has_tokens else None,
         window_requests_per_s=float(inside.sum() / window) if window > 0 else None,
-        window_output_tokens_per_s=float(requests.osl[inside].sum() / window) if window > 0 else None,
+        window_output_tokens_per_s=float(requests.osl[inside].sum() / window) if window > 0 and has_tokens else None,
     )
+
+
+def window_rates(run: Record) -> tuple[float, float] | None:
+    """Return the answers and output tokens per second that ended while requests that count arrived; None without a span.
+
+    Answers to requests from before count, too, because in a steady state as many that arrived within end after it.
+    """
+    counted = run.requests.intended_s[run.requests.is_measured]
+    span = float(np.ptp(counted)) if len(counted) else 0.0
+    if span <= 0:
+        return None
+    ended = run.requests.last_token_s
+    inside = run.requests.succeeded & ((ended >= counted.min()) & (ended <= counted.max())).filled(False)
+    return float(inside.sum() / span), float(run.requests.osl[inside].sum() / span)
 
 
 def _whole_s(requests: Requests) -> float:

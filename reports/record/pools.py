@@ -168,6 +168,17 @@ class EncoderUse(msgspec.Struct, frozen=True):
     """How much longer steps took, all workers together (s)."""
 
 
+class GpuUse(msgspec.Struct, frozen=True):
+    """A GPU as an exporter shows it: means over the samples of the run, and the most memory."""
+
+    name: str
+    power_w: Amount | None = None
+    busy: Amount | None = None
+    """The share of the time in which a kernel ran."""
+    memory_bytes: Amount | None = None
+    capacity_bytes: Amount | None = None
+
+
 class KvOverTime(msgspec.Struct, frozen=True):
     """The mean share of a pool's KV blocks that were in use, in each window from the start of a run."""
 
@@ -176,11 +187,11 @@ class KvOverTime(msgspec.Struct, frozen=True):
     shares: Annotated[tuple[Annotated[float, Meta(ge=0, le=1)], ...], Meta(max_length=1024)]
 
 
-Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse, AdapterUse, EncoderUse)
+Row = TypeVar("Row", PoolUse, LinkUse, TierUse, DraftUse, AdapterUse, EncoderUse, GpuUse)
 
 
 def averaged(repeats: Sequence[Sequence[Row]]) -> list[Row]:
-    """Return the pools, links, tiers, drafts, adapters or encoders of an arm's runs, each averaged over the repeats."""
+    """Return the pools, links, tiers, drafts, adapters, encoders or GPUs of an arm's runs, each averaged over the repeats."""
     groups: dict[str, list[Row]] = {}
     for row in chain.from_iterable(repeats):
         groups.setdefault(row.name, []).append(row)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from foundation.large import Cells, filled, let_go
 from reports.record.fleet import FleetUse
 from reports.record.pools import AdapterUse, DraftUse, EncoderUse, KvOverTime, LinkUse, PoolUse, TierUse
+from reports.record.server import ServerUse
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int32]
@@ -113,7 +114,9 @@ class Requests:
     first_byte_s: Annotated[MaybeFloats, Column("when the first byte of the answer arrived", "s")]
     first_token_s: Annotated[MaybeFloats, Column("when the first chunk with text arrived", "s")]
     second_token_s: Annotated[MaybeFloats, Column("when the second token arrived", "s")]
-    last_token_s: Annotated[MaybeFloats, Column("when the last token arrived", "s")]
+    last_token_s: Annotated[
+        MaybeFloats, Column("when the last token arrived; an answer without tokens, as a whole", "s")
+    ]
     done_s: Annotated[MaybeFloats, Column("when the answer ended", "s")]
     isl: Annotated[Ints, Column("prompt length as the server reported it; otherwise as in the workload", "tokens")]
     osl: Annotated[Ints, Column("output length", "tokens", 0)]
@@ -341,6 +344,8 @@ class Record:
     """How full the KV of each pool was over time, if that is known."""
     fleet: FleetUse | None = None
     """How the number of workers changed, if that is known."""
+    server: ServerUse | None = None
+    """What a measured server says of itself, if it was asked."""
     gap_starts_s: Floats | None = None
     """When the first gap of each row of `gaps` began (s), if that is known; results folders do not have it."""
 

@@ -9,6 +9,7 @@ from reports.figures.fleet import FleetFigures
 from reports.figures.insight import Imbalance
 from reports.figures.metrics import Cache, Goodput, Statistics, Throughput
 from reports.figures.outcomes import Outcome, State, state_of
+from reports.figures.server import ServerFigures
 from reports.figures.split import Split
 from reports.figures.stability import Stability
 from reports.figures.tiers import Hits, Spent
@@ -23,16 +24,18 @@ class Quantiles(msgspec.Struct, frozen=True):
     p50: float | None
     p90: float | None
     p99: float | None
+    p95: float | None = None
+    """Older folders do not have it."""
 
     @classmethod
     def of(cls, figures: Statistics) -> "Quantiles":
         """Select them from all statistics."""
-        return cls(figures.mean, figures.p50, figures.p90, figures.p99)
+        return cls(figures.mean, figures.p50, figures.p90, figures.p99, figures.p95)
 
     @classmethod
     def with_failures(cls, figures: Statistics) -> "Quantiles":
         """Select them with each failure counted as infinite; None if that makes one infinite."""
-        return cls(*map(figures.with_failures, ("mean", "p50", "p90", "p99")))
+        return cls(*map(figures.with_failures, ("mean", "p50", "p90", "p99", "p95")))
 
 
 class PointSeries(msgspec.Struct, frozen=True):
@@ -56,6 +59,7 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """The settings that are varied, by name."""
     workers: int
     gpus: int
+    """0, as of workers: not known."""
     offered_per_s: float | None
     stability: Stability
     outcomes: list[Outcome]
@@ -98,6 +102,10 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     with_failures: dict[str, Quantiles] = {}
     """Latencies with failures counted as infinite, by name; only if requests failed."""
     series: PointSeries | UnsetType = UNSET
+    server: ServerFigures | UnsetType = UNSET
+    """What the measured server says of itself; only if it was asked."""
+    notes: list[str] = []
+    """What makes its runs invalid."""
     too_little: list[str] = []
     """What its runs are too short for."""
 
@@ -206,10 +214,12 @@ class Sweep(msgspec.Struct, frozen=True):
     """What came of drafts at each point; only if any speculates."""
     gains: Grid | None = None
     """Where speculation pays, by point."""
+    server: Grid | None = None
+    """What measured servers say of themselves at each point; only if any does."""
     best: dict[str, list[str]] = {}
     """The points that tie as best (within the limits, if any are), by the settings other than the router mode, as JSON."""
 
     @property
     def grids(self) -> list[Grid]:
         """The small tables after the table that are not empty."""
-        return [grid for grid in (self.split, self.drafts, self.gains, self.tiers) if grid is not None]
+        return [grid for grid in (self.split, self.drafts, self.gains, self.tiers, self.server) if grid is not None]

@@ -19,7 +19,7 @@ from reports.figures import fleet as fleet_figures
 from reports.figures import tiers
 from reports.figures.metrics import FORMULAS, LABELS, TTST_FORMULA
 from reports.figures.slo import parse_slo
-from reports.folder import ReportError, labels_of, reason
+from reports.folder import RUNS, ReportError, labels_of, reason
 from reports.key import Key, KeyEntry
 from reports.sweep import table as sweep_table
 from reports.sweep.points import AnyPoint, Point, SearchResult, Sweep
@@ -137,6 +137,19 @@ def _line_of(row: AnyPoint | SearchResult, sweep: Swept) -> str:
 def is_sweep(folder: Path) -> bool:
     """Return whether a folder is that of a sweep."""
     return (folder / "sweep.json").is_file()
+
+
+def runs_within(folder: Path) -> list[Path]:
+    """Return the results folders of a benchmark's loads, or a folder itself."""
+    within = folder / RUNS
+    return (
+        sorted(path for path in within.iterdir() if path.is_dir()) if is_sweep(folder) and within.is_dir() else [folder]
+    )
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a folder is that of a sweep that was not interrupted."""
+    return is_sweep(folder) and _read(folder).is_complete
 
 
 def combine(folders: list[Path], out: Path | None) -> tuple[Manifest, Sweep]:

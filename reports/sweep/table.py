@@ -16,6 +16,7 @@ from reports.figures.outcomes import Outcome, binding, percent, subject
 from reports.figures.slo import parse_slo
 from reports.figures.split import LABELS as PARTS
 from reports.foreign import csv_cell
+from reports.sweep import curve
 from reports.sweep.best_point import best_of, by_rest
 from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep, name_and_point
 from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, value_shown
@@ -24,12 +25,14 @@ from reports.tables import drafts as draft_table
 from reports.tables import grid
 from reports.tables import tiers as tier_table
 from reports.tables.grid import Grid, GridColumn
+from reports.tables.server import server_grid
 from reports.tables.use import split_note
 from reports.verdicts.engines import engine_errors
 
 SCHEMA = "dynabench.sweep/2"
 
 INTERRUPTED = "The sweep was interrupted; run the same command again to resume it."
+BENCH_INTERRUPTED = "The benchmark was interrupted; the same command with --out {} goes on with the next load."
 Rows = list[AnyPoint] | list[SearchResult]
 Figure = tuple[str, Callable[[Point], str]]
 """A column of the table: its head, and what it shows of a point."""
@@ -51,7 +54,8 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     if not is_complete:
         known = made["verdict"] or "No point is finished yet."
         sweeps = ", ".join(manifest.get("interrupted", ()))
-        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so incomplete.' if sweeps else INTERRUPTED}"
+        resumed = BENCH_INTERRUPTED.format(manifest["experiment"]["out"]) if _is_bench(manifest) else INTERRUPTED
+        made["verdict"] = f"{known} {f'{sweeps}: interrupted, so incomplete.' if sweeps else resumed}"
     return Sweep(
         **made,
         schema=SCHEMA,
@@ -62,7 +66,13 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         tiers=tier_table.swept(_points(rows), _axes(rows)),
         drafts=draft_table.swept_drafts(_points(rows)),
         gains=draft_table.swept_gains(_points(rows)),
+        server=server_grid({name: point.server or None for name, point in _points(rows).items()}, is_whole=False),
     )
+
+
+def _is_bench(manifest: dict[str, Any]) -> bool:
+    """Return whether loads were measured, instead of settings simulated."""
+    return manifest.get("clock") == "wall"
 
 
 def _points(rows: Rows) -> dict[str, Point]:
@@ -102,6 +112,24 @@ FIGURES: tuple[Figure, ...] = (
     OFFERED,
 )
 """The most important come first, because a narrow terminal shows only those that fit."""
+OF_CURVES: tuple[Figure, ...] = (
+    ("tok/s", lambda point: number(curve.tokens_per_s(point))),
+    ("TTFT p50", lambda point: milliseconds(point.ttft_sched.p50)),
+    ("TTFT p95", lambda point: milliseconds(point.ttft_sched.p95)),
+    ("ITL p50", lambda point: milliseconds(point.itl.p50)),
+    ("ITL p95", lambda point: milliseconds(point.itl.p95)),
+    ("tok/s/user", lambda point: number(1 / point.tpot.mean if point.tpot.mean else None)),
+    ("req/s", lambda point: _hundredths(curve.requests_per_s(point))),
+    ("failed", curve.failed),
+    ("requests", lambda point: f"{point.requests or 0:,}"),
+    TTFT_P99,
+    ("ITL p99", lambda point: milliseconds(point.itl.p99)),
+    ("E2E mean", lambda point: milliseconds(point.e2e_sched.mean)),
+    ("E2E p95", lambda point: milliseconds(point.e2e_sched.p95)),
+    ("hits", lambda point: share(point.cache.hit_share)),
+    ("offered/s", lambda point: _hundredths(point.offered_per_s)),
+)
+"""The same for endpoints of others at several loads."""
 FLEET: tuple[Figure, ...] = (
     ("within limits", lambda point: share(point.goodput.attainment if point.goodput else None)),
     ("GPU-hours", lambda point: hours(point.fleet.gpu_h) if point.fleet else "n/a"),
@@ -168,19 +196,27 @@ def _margin(row: AnyPoint) -> str:
     return f"missed: {name}" if nearest.margin is None else f"missed by {percent(-nearest.margin)}{doubt}: {name}"
 
 
+def _held(row: AnyPoint) -> str:
+    """Say whether a load holds the limits, whose figures have columns of their own."""
+    return {"met": "hold", "missed": "missed", "unknown": "not known"}[row.state]
+
+
 def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, Any]) -> dict[str, Any]:
     """Return the table of every combination."""
     axes = _axes(points) or ["router_mode"]
-    rest = _without(FIGURES, limited)
+    is_bench = _is_bench(manifest)
+    if is_bench:
+        axes = _axes(points) or [manifest["sweep"]["axis"]]
+    rest = _without(OF_CURVES if is_bench else FIGURES, limited)
     possible = [point for point in points if isinstance(point, Point)]
     fleet = _fleet(possible, has_limits=bool(manifest["limits"]))
     columns = (
-        [("limits", _margin), *fleet, *limited, *rest, GOODPUT]
+        [("limits", _held if is_bench else _margin), *fleet, *limited, *rest, GOODPUT]
         if manifest["limits"]
-        else [*WITHOUT_LIMITS, *fleet, *rest]
+        else [*([] if is_bench else WITHOUT_LIMITS), *fleet, *rest]
     )
     return {
-        "title": "Every combination",
+        "title": "Every load" if is_bench else "Every combination",
         "columns": [*axes, *(head for head, _ in columns)],
         "num_axes": len(axes),
         "rows": [
@@ -194,6 +230,7 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
             has_limits=bool(manifest["limits"]),
             elsewhere=manifest.get("elsewhere", {}),
             engine_errors=engine_errors(manifest),
+            load_axis=manifest["sweep"]["axis"] if is_bench else None,
         ),
         "best": _best(possible),
     }

@@ -12,6 +12,8 @@ from reports.figures.tier_sizes import Sized, enough
 from reports.figures.tiers import overlap_remark
 from reports.key import without_shared
 from reports.sweep.best_point import LOADS, BestPoints, best_of, by_load, by_rest, compared, point_failures
+from reports.sweep.curve import curves
+from reports.sweep.curve import verdict as curve_verdict
 from reports.sweep.points import Impossible, Point
 from reports.tables.tiers import saved_along
 from reports.verdicts.drafts import where_drafts_pay
@@ -28,12 +30,17 @@ def grid_verdict(
     has_limits: bool,
     elsewhere: Mapping[str, str | None],
     engine_errors: Mapping[str, EngineError],
+    load_axis: str | None = None,
 ) -> str:
-    """Say which combination is best: within the limits first, then by mean latency."""
+    """Say which combination is best: within the limits first, then by mean latency; along a load, where it changes."""
     count, shorter = len(points) + len(impossible), _short([point.name for point in points])
     elsewhere = {shorter[name]: where for name, where in elsewhere.items() if name in shorter}
     means = {point.name: {"ttft": point.ttft_sched.mean, "tpot": point.tpot.mean} for point in points}
     points = [structs.replace(point, name=shorter[point.name]) for point in points]
+    lines = curves(points, axis=load_axis)
+    if len(lines) == 1 or (lines and "router_mode" not in axes):
+        text = f"{curve_verdict(lines, has_limits=has_limits)}{_invalid(points)}{too_little(points)}"
+        return (text + which_are_impossible(impossible)).strip()
     text = _answer(points, count) if has_limits and points else ""
     if points:
         undecided = between_engines(engine_errors, means)
@@ -41,6 +48,11 @@ def grid_verdict(
         pays = where_drafts_pay({point.name: point.drafts or () for point in points})
         text += f" {pays}" * bool(pays) + too_little(points) + _remarks(points)
     return (quoted(text, [point.name for point in points]) + which_are_impossible(impossible)).strip()
+
+
+def _invalid(points: Sequence[Point]) -> str:
+    """Say which points are not valid, and why."""
+    return "".join(f" Not valid at {point.name}: {'; '.join(point.notes)}." for point in points if point.notes)
 
 
 def _short(names: list[str]) -> dict[str, str]:

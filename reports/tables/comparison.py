@@ -290,6 +290,12 @@ def _together(arm: ArmSummary) -> float | None:
     return together / tokens if tokens and together is not None else None
 
 
+def _reasoning(arm: ArmSummary) -> float | None:
+    """Return the share of tokens that are reasoning; None if none are."""
+    tokens, thought = arm.client.get("tokens"), arm.client.get("reasoning_tokens")
+    return thought / tokens if tokens and thought else None
+
+
 def _stopped(arm: ArmSummary) -> float | None:
     """Return the share of answers that ended by EOS or another stop; None if none did, as a load generator wants."""
     if not arm.ends or "stop" not in arm.ends:
@@ -302,6 +308,7 @@ _thousandths = partial(number, digits=3)
 THROUGHPUT: tuple[Line, ...] = (
     ("requests/s", lambda arm: arm.throughput.requests_per_s, _hundredths),
     ("output tokens/s", lambda arm: arm.throughput.output_tokens_per_s, number),
+    ("reasoning (of output tokens)", _reasoning, share),
     ("goodput (requests/s)", lambda arm: arm.goodput.goodput_per_s if arm.goodput else None, _hundredths),
     ("attainment", lambda arm: arm.goodput.attainment if arm.goodput else None, share),
 )
@@ -354,4 +361,5 @@ CLIENT: tuple[Line, ...] = (
     ("schedule lag p99 (ms)", lambda arm: arm.schedule_lag.p99, milliseconds),
     ("client CPU (of a core)", lambda arm: arm.client.get("cpu_share"), share),
     ("tokens that came together", _together, share),
+    ("requests sent again", lambda arm: arm.client.get("retried") or None, number),
 )

@@ -10,14 +10,19 @@ from reports.tables.drafts import draft_grid, gain_grid
 from reports.tables.fleet import fleet_grid
 from reports.tables.grid import Grid
 from reports.tables.media import media_grid
+from reports.tables.server import server_grid
 from reports.tables.tiers import tier_grid
 
 
-def grids(summary: Summary) -> list[Grid]:
-    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, and others."""
+def grids(summary: Summary, *, is_whole: bool = True) -> list[Grid]:
+    """Return the small tables that are not empty: the fleet, where TTFT goes, how busy pools and links were, and others.
+
+    With `is_whole` unset, tables that have less important lines are without them.
+    """
     found = (
         fleet_grid(summary),
         split_grid(summary),
+        server_grid({name: arm.server or None for name, arm in summary.arms.items()}, is_whole=is_whole),
         draft_grid(summary),
         gain_grid(summary),
         pool_grid(summary),

@@ -149,7 +149,7 @@ def test_only_what_is_measured_after_the_warm_up_counts(limit):
     [whole] = sureness_in(record, arm, limits, 0.5)
     [measured] = sureness_in(replace(record, requests=record.measured.requests), arm, limits, 0.5)
     assert whole == measured
-    outcome = point_of(arm, source_of((), ExperimentConfig()), [record], limits, 0.5).outcomes[0]
+    outcome = point_of(arm, [record], limits, 0.5).outcomes[0]
     assert (whole.limit, whole.value) == (outcome.limit, pytest.approx(outcome.value))
 
 

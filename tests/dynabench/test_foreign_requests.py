@@ -192,6 +192,8 @@ def test_extra_fields_that_cannot_be_are_refused(text, problem):
         (["--kv-overlap-score-weight", "2", "--url", URL], f"--kv-overlap-score-weight {OURS}"),
         (["--engine", "vllm", "--url", URL], f"--engine vllm {OURS}"),
         (["--planner", "hpa", "--url", URL], f"--planner {OURS}"),
+        (["--http-port", "8000", "--url", URL], f"--http-port {OURS}"),
+        (["--api-key", SECRET, "--url", URL], f"--api-key {OURS}; its key is that of --api-key-file or OPENAI_API_KEY"),
         (["--header", "x: y"], "header applies to another server; give its --url"),
         (["--extra-body", "{", "--url", URL], "extra_body is '{'; expected a JSON object"),
         (["--insecure"], "insecure applies to certificates; give the --url of a server with https://"),

@@ -315,7 +315,7 @@ def test_a_malformed_event_fails_its_request(event, error, before):
     ("texts", "error"),
     [
         ([EVENT, usage(1, 1), DONE], "the answer ended without a finish_reason: "),
-        ([EVENT, FINISH, usage(1, 1)], "the stream ended without [DONE]: "),
+        ([EVENT, usage(1, 1)], "the stream ended without [DONE]: "),
         ([FINISH, usage(1, 1), DONE], "the answer contains no tokens"),
         ([EVENT * 2000], "the answer does not end: "),
     ],

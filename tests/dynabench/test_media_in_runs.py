@@ -109,9 +109,7 @@ def test_encoders_are_refused_with_stages():
 
 def test_live_runs_refuse_media():
     settings = Settings(deployed(engine=VISION), load=LoadConfig(), client=ClientConfig())
-    with pytest.raises(
-        WorkloadError, match="media, which are not sent over HTTP: only dynabench simulate, sweep and plan"
-    ):
+    with pytest.raises(WorkloadError, match="media, which are sent over HTTP only as images of a size"):
         measure(Run.alone(settings), workload("cat"))
 
 
@@ -144,7 +142,7 @@ def test_a_report_says_what_of_the_encoder_is_not_modelled():
     )
     assert said(EngineConfig()) is None
     assert (
-        "max_tokens_per_mm_item, because media are not sent over HTTP"
+        "max_tokens_per_mm_item, because media are not sent to our own stack"
         in no_effect("wall", workload(""), [deployed(engine=VISION)])["No effect"]
     )
     assert (

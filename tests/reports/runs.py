@@ -8,6 +8,12 @@ from reports.record.fleet import FleetChange, FleetUse, Headcount, PoolFleet
 from reports.record.pools import LinkUse, PoolUse, TierTraffic, TierUse, Use
 from reports.record.records import Record, Requests
 
+MANIFEST = {
+    "title": "t", "subtitle": "s", "created": "2026-01-01", "limits": [], "bound_s": None, "workers": {"a": 2}, "engine": {"block_size": 64},
+    "arms": {"a": {"router_mode": "kv"}}, "router": {}, "versions": {"dynabench": "1"}, "workload": {"name": "w", "requests": 2}, "command": "c", "load": {},
+}  # fmt: skip
+"""What experiment.json may hold of such runs."""
+
 FIELDS = {field.name for field in dataclasses.fields(Record)}
 
 
@@ -37,6 +43,21 @@ def run(arm="a", ttft=(1.0, 2.0), **changes):
     fields = {"gaps": np.array([[1.0, 0, 0, 9, count]]), "wall_s": 0.1, "num_workers": 2}
     fields |= {name: changes.pop(name) for name in FIELDS if name in changes}
     return Record(arm, Requests.of(**columns | changes), **fields)
+
+
+def live(arm="a", **changes):
+    """Three requests, the last failed: 10 tokens in 9 chunk gaps of a second, and 1 token; the streams end half a second later."""
+    columns = {
+        "ttft": (1.0, 2.0, 1.0),
+        "osl": [10, 1, 0],
+        "first_token_s": [1.25, 3.25, None],
+        "last_token_s": [10.25, 3.25, None],
+        "done_s": [10.75, 3.75, 2.5],
+        "error": ["", "", "500"],
+        "gaps": np.array([[1.0, 0, 0, 1, 1]] * 9),
+        "is_live": True,
+    }
+    return run(arm, **columns | changes)
 
 
 HOST = TierUse(

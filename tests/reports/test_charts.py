@@ -12,6 +12,7 @@ from reports.charts.rows import PART_COLOURS
 from reports.figures import slo
 from reports.key import PALETTE, key_of
 from reports.record.pools import KvOverTime
+from reports.record.server import ServerSample, ServerUse
 from reports.summarize import summarize
 from tests.reports.runs import GROWN, apart, busy, run, tiered
 
@@ -242,6 +243,7 @@ def test_every_chart_is_written_as_svg(tmp_path):
         kv=kv,
         pools=busy(9.0),
         fleet=GROWN,
+        server=ServerUse(samples=(ServerSample(0.0, 1, 2, 0.3), ServerSample(300.0, 4, 5, 0.6))),
     )
     other = tiered(
         "b",

@@ -466,7 +466,10 @@ def test_latencies_are_compared_at_the_same_load_only(tmp_path):
     )
 
 
-def test_points_at_different_loads_are_not_compared(tmp_path):
+def test_of_points_at_different_loads_the_throughput_is_compared(tmp_path):
     points = [point(f"concurrency {load}", load / 10, concurrency=load) for load in (1, 64)]
+    found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert found.verdict.startswith("Throughput is highest at 1 stream (400 tokens/s, median TTFT 100.0 ms)")
+    points = [point(f"start_s {start}", start / 10, start_s=start) for start in (1, 64)]
     found = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
     assert found.verdict.endswith(" They differ in what is sent, so their latencies are not compared.")

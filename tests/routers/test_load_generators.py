@@ -1,4 +1,7 @@
-"""Load generators of others: they finish without an error, and count the tokens that the stand-in's metrics count."""
+"""Load generators of others: they finish without an error, and count the tokens that the stand-in's metrics count.
+
+What they wrote is read by `dynabench compare`.
+"""
 
 import json
 import shutil
@@ -6,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from reports import theirs
 from tests.routers.fleet import MODEL, needs, run, stand_ins
 
 BENCH = """
@@ -24,6 +28,16 @@ def worker(tiny_folder):
         yield found
 
 
+def check_read(path, *, num_requests, num_runs):
+    """Check that what a tool wrote is understood, with times for every request."""
+    found = theirs.read(path)
+    assert len(found) == num_runs
+    for measured in found.values():
+        arm = measured.arm
+        assert (arm.requests, arm.failed, arm.ttft.count, measured.osl) == (num_requests, 0, num_requests, 16)
+        assert 0 < arm.ttft.mean < arm.e2e.mean
+
+
 @needs("vllm")
 def test_vllm_bench_serve(worker, tiny_folder, tmp_path):
     run(
@@ -37,6 +51,7 @@ def test_vllm_bench_serve(worker, tiny_folder, tmp_path):
     result = json.loads((tmp_path / "result.json").read_text())
     assert (result["completed"], result["failed"], worker.num_answers) == (20, 0, 20)
     assert (result["total_input_tokens"], result["total_output_tokens"]) == worker.num_tokens
+    check_read(tmp_path / "result.json", num_requests=20, num_runs=1)
 
 
 @needs("guidellm")
@@ -53,6 +68,7 @@ def test_guidellm(worker, tiny_folder, tmp_path):
     asked, given = (metrics[f"{kind}_token_count"]["successful"]["total_sum"] for kind in ("prompt", "output"))
     assert (metrics["request_totals"]["successful"], metrics["request_totals"]["errored"]) == (20, 0)
     assert (asked, given) == worker.num_tokens
+    check_read(tmp_path / "result.json", num_requests=20, num_runs=1)
 
 
 @needs("aiperf")
@@ -66,3 +82,5 @@ def test_aiperf(worker, tiny_folder, tmp_path):
     result = json.loads((tmp_path / "profile_export_aiperf.json").read_text())
     assert (result["request_count"]["avg"], result["request_error_rate"]["avg"], worker.num_answers) == (20, 0, 20)
     assert (result["total_isl"]["avg"], result["total_osl"]["avg"]) == worker.num_tokens
+    for path in (tmp_path, tmp_path / "profile_export.jsonl", tmp_path / "profile_export_aiperf.json"):
+        check_read(path, num_requests=20, num_runs=1)

@@ -7,10 +7,10 @@ import threading
 
 
 @contextlib.contextmanager
-def strange_server(answer, seen=None, *, heads=None, tls=None):
+def strange_server(answer, seen=None, *, heads=None, paths=None, tls=None):
     """Serve one behaviour: `answer(reader, writer)` after the request was read.
 
-    `seen` gets what was asked, and `heads` the headers. `tls` is the context of a server with a certificate.
+    `seen` gets what was asked, `heads` the headers, and `paths` where to. `tls` is the context of a server with a certificate.
     """
     started, stopping = threading.Event(), None
     port = 0
@@ -25,6 +25,8 @@ def strange_server(answer, seen=None, *, heads=None, tls=None):
                 lines = head.split(b"\r\n")
                 length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
                 body = await reader.readexactly(length)
+                if paths is not None and body:
+                    paths.append(lines[0].split()[1].decode())
                 if heads is not None and body:
                     heads.append(dict(line.decode().split(": ", 1) for line in lines[1:] if line))
                 if seen is not None and body:

@@ -99,3 +99,33 @@ def test_only_the_window_counts():
 def test_settings_without_a_meaning_are_refused(settings, problem):
     with pytest.raises(ValueError, match=problem):
         LoadConfig(**settings)
+
+
+def test_streams_begin_evenly_and_send_their_next_request_at_once():
+    pacer = Pacer(workload(*[(0.0, "", (), 0)] * 8), LoadConfig(concurrency=4, ramp_s=2.0))
+    assert pacer.due(0.0) == [(0, 0.0)]
+    assert pacer.next_s() == 0.5
+    assert pacer.due(0.6) == [(1, 0.5)]
+    pacer.on_end(0, 0.7)
+    assert pacer.due(0.7) == [(2, 0.7)]
+    assert pacer.due(9.0) == [(3, 1.0), (4, 1.5)]
+    assert pacer.next_s() is None
+    pacer.on_end(1, 9.5)
+    assert pacer.due(9.5) == [(5, 9.5)]
+
+
+def test_streams_only_begin_evenly_in_a_closed_loop():
+    with pytest.raises(ValueError, match=r"ramp_s is 2, but without concurrency nothing grows"):
+        LoadConfig(ramp_s=2.0, max_concurrency=4)
+
+
+def test_what_is_cut_ends_with_what_is_in_flight():
+    pacer = Pacer(workload((0.0, "s", (), 0), (0.0, "s", (0,), 2.5), (0.0, "", (), 0), (5.0, "", (), 0)), LoadConfig())
+    assert [number for number, _ in pacer.due(0.0)] == [0, 2]
+    pacer.cut()
+    assert pacer.next_s() is None
+    assert not pacer.is_over
+    assert pacer.on_end(0, 1.0, is_failed=True) == []
+    pacer.on_end(2, 1.0)
+    assert pacer.is_over
+    assert pacer.due(9.0) == []

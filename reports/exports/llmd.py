@@ -1,9 +1,6 @@
-"""Figures for other programs: a row per request, the summary, and llm-d's Benchmark Report."""
+"""llm-d's Benchmark Report, one per arm: github.com/llm-d/llm-d-benchmark."""
 
-import csv
-import io
-import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,54 +8,10 @@ import numpy as np
 from reports.figures import metrics
 from reports.figures.metrics import Statistics
 from reports.folder import Manifest, SentWorkload, as_said
-from reports.foreign import csv_cell
 from reports.record.records import Record
-from reports.record.table import to_table
-from reports.summarize import summary_of
 from reports.summary import ArmSummary, Summary
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 LLMD_VERSION = "0.2"
-
-
-def export(manifest: Manifest, runs: list[Record], to: str) -> bytes:
-    """Return a results folder's figures in one of the forms of `export`: csv, parquet, json or llm-d."""
-    if to in ("csv", "parquet"):
-        return as_csv(requests(runs)) if to == "csv" else as_parquet(requests(runs))
-    summary = summary_of(manifest, runs)
-    whole = {"experiment": manifest, "summary": summary.as_json()}
-    return json.dumps(whole if to == "json" else llmd(manifest, runs, summary), indent=2).encode() + b"\n"
-
-
-def requests(runs: list[Record]) -> "pa.Table":
-    """Return a row per request, arm and repeat, with its columns and metrics (s); unknown values are null."""
-    import pyarrow as pa
-
-    table = to_table(runs).drop_columns("run")
-    values = [metrics.per_request(run.requests) for run in runs]
-    for name in values[0]:
-        table = table.append_column(name, pa.array(np.concatenate([value[name] for value in values]), from_pandas=True))
-    return table
-
-
-def as_csv(table: "pa.Table") -> bytes:
-    """Return a table as CSV; an unknown value is an empty cell."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(table.column_names)
-    rows.writerows(zip(*(map(csv_cell, column.to_pylist()) for column in table.columns), strict=True))
-    return text.getvalue().encode()
-
-
-def as_parquet(table: "pa.Table") -> bytes:
-    """Return a table as a Parquet file."""
-    from pyarrow import parquet
-
-    buffer = io.BytesIO()
-    parquet.write_table(table, buffer)
-    return buffer.getvalue()
 
 
 class LlmdSaid(msgspec.Struct, frozen=True):

@@ -1,0 +1,109 @@
+"""What an endpoint is asked before it is measured: its models, and in which form it takes prompts."""
+
+import asyncio
+from dataclasses import replace
+from typing import NamedTuple
+
+import aiohttp
+import uvloop
+
+from dynabench.apis import Prompts, Way, endpoint_of
+from dynabench.arm import ClientConfig
+from dynabench.live.clients import Order, send_all
+from dynabench.live.models import ReportedModel, reported_models
+from dynabench.live.run import server_at
+from dynabench.live.tls import check_reachable
+from foundation.errors import UserError
+from foundation.text import listed
+from serving.runtime.config import masked
+from workloads import Workload
+from workloads.pacing import LoadConfig
+from workloads.workload import select
+
+PROBES = 3
+"""Requests before the first load, one after the other: the last ones say how long one takes alone."""
+FORMS: tuple[Prompts, ...] = ("tokens", "text", "chat")
+"""Forms of prompts that are tried if none is asked for, the most exact first."""
+
+
+class Endpoint(NamedTuple):
+    """A model at an endpoint."""
+
+    url: str
+    model: str
+    client: ClientConfig
+    """How it is asked, in a form of prompts that it takes."""
+    said: str
+    """What it says of itself."""
+    e2e_s: float
+    """How long a request takes alone (s)."""
+
+    @property
+    def name(self) -> str:
+        """Its host and port, and the path if it has one."""
+        return masked(endpoint_of(self.url).base).partition("://")[2]
+
+
+def find(url: str, models: tuple[str, ...], client: ClientConfig, workload: Workload) -> list[Endpoint]:
+    """Return the models to measure at an endpoint, each asked a few times.
+
+    Raises:
+        UserError: nobody answers there, it has none or several models, or it refuses requests.
+    """
+    client = replace(client, url=url)
+    check_reachable(url, client)
+    return uvloop.run(_find(url, models, client, workload))
+
+
+async def _find(url: str, models: tuple[str, ...], client: ClientConfig, workload: Workload) -> list[Endpoint]:
+    known = await _listed(url, models, client)
+    return [await _asked(url, model, client, workload) for model in known]
+
+
+async def _listed(url: str, models: tuple[str, ...], client: ClientConfig) -> list[ReportedModel]:
+    """Return the models that are wanted, or the only one that the endpoint lists."""
+    shown = masked(url)
+    try:
+        found = [model for model in await reported_models(server_at(url, "", client)) if model.id]
+    except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
+        if models:  # it may serve them without a list
+            return [ReportedModel(model) for model in models]
+        why = f"HTTP {error.status}" if isinstance(error, aiohttp.ClientResponseError) else str(error) or "no answer"
+        raise UserError(f"{shown}/v1/models does not list models ({why}); name the model with --model") from error
+    names = [model.id for model in found]
+    if not models:
+        if len(found) == 1:
+            return found
+        have = f"{len(names)} models ({listed(names[:5])}{', ...' * (len(names) > 5)})" if names else "no models"
+        raise UserError(f"{shown} lists {have}; choose with --model")
+    if missing := [model for model in models if model not in names]:
+        raise UserError(f"{shown} does not list {missing[0]}; it lists {listed(names) or 'no models'}")
+    return [model for model in found if model.id in models]
+
+
+async def _asked(url: str, model: ReportedModel, client: ClientConfig, workload: Workload) -> Endpoint:
+    """Ask a model a few times, in the first form of prompts that it takes."""
+    is_open = client.prompts is None and client.way.api is None
+    ways = [replace(client, prompts=form) for form in FORMS] if is_open else [client]
+    refusals = []
+    few = Workload(
+        workload.name, workload.block_size, select(workload.requests, list(range(min(PROBES, len(workload)))))
+    )
+    for asked in ways:
+        order = Order(few, server_at(url, model.id, asked), LoadConfig(concurrency=1), str(asked.way), client.timeout_s)
+        requests = (await send_all(order, num_clients=1, stop=asyncio.Event())).requests
+        if not any(requests.error):
+            took = requests.done_s - requests.sent_s
+            said = f"{masked(url)}, model {model.id}" + f" ({model.owned_by})" * bool(model.owned_by)
+            said += f", {_named(asked.way)}"
+            return Endpoint(url, model.id, asked, said, float(took[-2:].mean()))
+        refusals.append(f"{_named(asked.way)}: {next(filter(None, requests.error))}")
+    raise UserError(
+        f"{masked(url)} does not answer {model.id} in any form of prompts that was tried. {'; '.join(refusals)}"
+    )
+
+
+def _named(way: Way) -> str:
+    """Say what is sent."""
+    what = "prompts as token ids" if way.prompts == "tokens" else "prompts as text"
+    return f"{what} to {way.api}" if way.api else what

@@ -1,0 +1,309 @@
+"""A benchmark of endpoints: loads are tried one after the other, each saved when it is done, and reported as a sweep."""
+
+import contextlib
+import math
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec import structs
+
+from dynabench.arm import Arm, ClientConfig, Settings, runs_of
+from dynabench.bench.climb import Climb, Tried
+from dynabench.bench.endpoint import PROBES, Endpoint, find
+from dynabench.bench.settings import BenchConfig, SentConfig
+from dynabench.bench.view import BenchView
+from dynabench.bench.workload import LoadRequests, Requests
+from dynabench.deployment.description import Deployment
+from dynabench.experiment.arms import arm_name
+from dynabench.experiment.limits import check_has_tokens
+from dynabench.experiment.manifest import manifest_of, now
+from dynabench.experiment.points import point_of
+from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
+from dynabench.experiment.store import PointStore, identity_of
+from dynabench.interrupt import Interrupt, InterruptError, noted
+from dynabench.live.enough import Enough
+from dynabench.live.run import measure
+from dynabench.live.validity import is_client_limited
+from dynabench.terminal import Terminal
+from foundation.errors import UserError
+from reports import folder, gate
+from reports.figures.conditions import Condition
+from reports.figures.outcomes import Outcome
+from reports.record.records import Record
+from reports.sweep import report as sweep_report
+from reports.sweep.curve import requests_per_s, throughput
+from reports.sweep.points import AnyPoint, Point, Sweep
+from workloads import Workload
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+KIND = "bench"
+LONGEST = 5
+"""How many times as long as set a load may last at most."""
+STEADY = 4
+"""Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
+SETTLED = 2.5
+"""Requests do not count at first, for so many times as long as one takes: streams begin evenly within one such time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Everything that was asked for."""
+
+    urls: tuple[str, ...]
+    files: tuple[Path, ...]
+    config: BenchConfig
+    sent: SentConfig
+    shape: ShapeConfig
+    client: ClientConfig
+    experiment: ExperimentConfig
+
+
+def run_bench(
+    asked: Asked, *, console: Terminal, gates: Sequence[Condition] = ()
+) -> tuple[Path, dict[str, Any], Sweep]:
+    """Measure endpoints at each load and write the folder; return it, the manifest and the table.
+
+    A folder that contains the same benchmark, interrupted, is continued.
+
+    Raises:
+        UserError: an endpoint does not answer, or the folder contains something else.
+        KeyboardInterrupt: the user interrupted before the first load was done.
+    """
+    experiment, limits = asked.experiment, asked.experiment.limits
+    if asked.config.find is not None and not limits:
+        raise UserError(
+            "--find searches for the highest load that holds the limits; set them with --slo or --slo-preset"
+        )
+    for url in asked.urls:
+        check_has_tokens(limits, replace(asked.client, url=url))
+    gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
+    requests = Requests(asked.files, asked.sent, experiment, asked.shape)
+    few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
+    endpoints = [one for url in asked.urls for one in find(url, asked.config.model, asked.client, few)]
+    out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
+    if sweep_report.is_complete(out):
+        raise UserError(
+            f"{out} has a benchmark that is complete; choose another results folder with --out, or remove it"
+        )
+    settings = [_settings(one) for one in endpoints]
+    identity = identity_of(asked.files, experiment, settings[0], _identifying(asked))
+    store = PointStore(out, identity, KIND)
+    lines = [_Line(asked, one, _changes(one, endpoints), requests) for one in endpoints]
+    for one in endpoints:
+        console.say(f"{one.said}: a request takes {one.e2e_s:.3g} s alone")
+    with Interrupt() as interrupt, noted():
+        work = _Work(asked, store, interrupt, BenchView(console, asked.config), console)
+        is_complete = work.carry_out(lines)
+        points = _by_load(lines)
+        if not points:
+            raise KeyboardInterrupt("interrupted before the first load was done; nothing was written")
+        with interrupt.obeyed():
+            arms = [line.arm(load) for line in lines for load in line.points]
+            manifest = _manifest(asked, endpoints, few, settings[0], arms)
+            manifest["experiment"]["out"] = str(out)
+            return out, manifest, sweep_report.write(out, manifest, points, points, is_complete=is_complete)
+
+
+def _by_load(lines: "Sequence[_Line]") -> list[AnyPoint]:
+    """Return all points, those of the lowest load first."""
+    loads = sorted({load for line in lines for load in line.points})
+    return [line.points[load] for load in loads for line in lines if load in line.points]
+
+
+def _identifying(asked: Asked) -> dict[str, Any]:
+    return {"urls": asked.urls, "--model": asked.config.model, "sent": asked.sent, "bench": asked.config}
+
+
+def _changes(one: Endpoint, among: Sequence[Endpoint]) -> dict[str, str]:
+    """Return what sets an endpoint apart from the others."""
+    has_urls, has_models = (len({getattr(each, name) for each in among}) > 1 for name in ("url", "model"))
+    return ({"endpoint": one.name} if has_urls else {}) | ({"model": one.model} if has_models else {})
+
+
+def _settings(one: Endpoint) -> Settings:
+    """Return the settings of a run at an endpoint."""
+    (pool,) = Deployment().pools
+    pool = replace(pool, replicas=1, worker=replace(pool.worker, model_name=one.model))
+    return Settings(Deployment(pools=(pool,)), client=one.client)
+
+
+def _manifest(
+    asked: Asked, endpoints: Sequence[Endpoint], few: Workload, settings: Settings, arms: list[Arm]
+) -> dict[str, Any]:
+    manifest = manifest_of("wall", asked.files, few, asked.experiment, settings, arms, [])
+    config, loads = asked.config, asked.config.loads
+    sooner = f", or until its means are known to {config.precision:.0%}" * bool(config.precision)
+    counted = f"each load counts for {config.duration_s:g} s{sooner}"
+    manifest["workload"]["requests"] = "as many as each load needs"
+    manifest["head"] = {"Server": "; ".join(one.said for one in endpoints), "Requests": few.name, "Loads": counted}
+    return manifest | {
+        "title": ", ".join(dict.fromkeys(one.name for one in endpoints)),
+        "subtitle": f"{few.name}, over HTTP on the wall clock; {counted}; seed {asked.experiment.seed}",
+        "sweep": asdict(asked.config) | {"find": None, "sought": asked.config.find, "axis": loads.axis},
+        "left_out": [],
+    }
+
+
+def _unsteady(run: Record) -> str:
+    """Say that requests counted for too short to see a steady state; nothing if they did not."""
+    requests = run.measured.requests
+    took = requests.last_token_s[requests.succeeded] - requests.intended_s[requests.succeeded]
+    if not len(took):
+        return ""
+    span, p90 = float(np.ptp(requests.intended_s)), float(np.percentile(np.asarray(took), 90))
+    if not 0 < span < STEADY * p90:
+        return ""
+    return f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}"
+
+
+class _Line:
+    """What was found out about one endpoint: its points, and which load is next."""
+
+    def __init__(self, asked: Asked, endpoint: Endpoint, changes: dict[str, str], requests: Requests) -> None:
+        self.endpoint, self._changes, self._requests, self._asked = endpoint, changes, requests, asked
+        self.loads = asked.config.loads
+        self.points: dict[float, Point] = {}
+        values = self.loads.values
+        if self.loads.is_range and not values[0]:  # a rate: from what one stream would send, upwards
+            values = (float(f"{0.5 / endpoint.e2e_s:.2g}"), values[1])
+        self._climb = Climb(
+            values,
+            is_range=self.loads.is_range,
+            is_whole=self.loads.axis == "concurrency",
+            seeks="limits" if asked.config.find else "knee",
+            precision=asked.config.closeness,
+        )
+
+    def next(self) -> float | None:
+        """Return the next load, None if there is nothing left to learn."""
+        return self._climb.next()
+
+    def arm(self, load: float) -> Arm:
+        """Return what is measured at a load."""
+        value = int(load) if self.loads.axis == "concurrency" else load
+        changes = {**self._changes, self.loads.axis: value}
+        return Arm(arm_name(changes), replace(_settings(self.endpoint), load=self._sent_as(load)), changes)
+
+    def requests(self, arm: Arm, load: float) -> LoadRequests:
+        """Return what is sent at a load: no closed loop answers more a stream than with fewer streams."""
+        rate = load if self.loads.axis == "rate" else None
+        below = self._below(load)
+        alone = 1 / max(self.endpoint.e2e_s, 1e-4)
+        each = alone if below is None else (requests_per_s(self.points[below]) or alone * below) / below
+        return self._requests.of(arm.settings.load, rate, each * load)
+
+    def _below(self, load: float) -> float | None:
+        return max((each for each in self.points if each < load), default=None)
+
+    def _sent_as(self, load: float) -> LoadConfig:
+        """Return how requests are sent: those that only fill the server do not count."""
+        longest_s, below = LONGEST * self._asked.config.duration_s, self._below(load)
+        e2e_s = self.endpoint.e2e_s if below is None else self.points[below].e2e_sched.p90 or self.endpoint.e2e_s
+        streams = int(load) if self.loads.axis == "concurrency" else None
+        is_alone = streams == 1
+        return LoadConfig(
+            concurrency=streams,
+            ramp_s=0.0 if streams is None or is_alone else round(min(e2e_s, longest_s), 3),
+            warmup_s=0.0 if is_alone else round(min(SETTLED * e2e_s, longest_s), 3),
+            measure_s=longest_s,
+        )
+
+    def learn(self, load: float, point: Point) -> None:
+        """Note what came of a load."""
+        self.points[load] = point
+        is_met = None if not point.outcomes or point.state == "unknown" else point.state == "met"
+        self._climb.learn(Tried(load, throughput(point), is_met))
+
+
+class _Work:
+    """Carries loads out."""
+
+    def __init__(
+        self, asked: Asked, store: PointStore, interrupt: Interrupt, view: BenchView, console: Terminal
+    ) -> None:
+        self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
+        self._console, self._clients = console, asked.client.clients
+
+    def carry_out(self, lines: list[_Line]) -> bool:
+        """Try loads until nothing is left to learn; return whether that was reached.
+
+        Endpoints take turns, in alternating order, so that a drift of what they share favours none.
+        """
+        turn = 0
+        with self._view, contextlib.suppress(InterruptError):
+            while steps := [(line, load) for line in lines if (load := line.next()) is not None]:
+                for line, load in steps if turn % 2 == 0 else steps[::-1]:
+                    self._try(line, load)
+                    if self._interrupt.is_asked:
+                        return False
+                turn += 1
+            return True
+        return False
+
+    def _try(self, line: _Line, load: float) -> None:
+        """Learn what comes of a load, by measuring it unless that was done before."""
+        arm = line.arm(load)
+        known = self._store.known(arm)
+        if not isinstance(known, Point):
+            sent = line.requests(arm, load)
+            arm = replace(arm, settings=replace(arm.settings, shape=sent.shape))
+            runs = self._measured(sent.workload, arm)
+            while self._can_be_faster(runs):
+                self._clients *= 2
+                self._console.say(f"{arm.name}: the client could not keep up; again with {self._clients} processes")
+                runs = self._measured(sent.workload, arm)
+            if not (runs and all(run.is_complete for run in runs)):
+                return
+            known = self._point(arm, runs)
+            self._keep(sent, arm, runs)
+            self._store.keep(arm, known)
+        line.learn(load, known)
+        self._view.keep(known)
+
+    def _can_be_faster(self, runs: list[Record]) -> bool:
+        """Return whether the client distorted runs, and more processes may not."""
+        is_limited = any(is_client_limited(run.notes) for run in runs)
+        return is_limited and 2 * self._clients <= (os.cpu_count() or 1) and not self._interrupt.is_asked
+
+    def _measured(self, workload: Workload, arm: Arm) -> list[Record]:
+        runs: list[Record] = []
+        experiment = self._asked.experiment
+        assert arm.settings.client is not None
+        client = replace(arm.settings.client, clients=self._clients)
+        arm = replace(arm, settings=replace(arm.settings, client=client))
+        for run in runs_of([arm], experiment.repeats, experiment.seed):
+            self._view.begin(arm)
+            with self._interrupt.obeyed():
+                enough = Enough(self._asked.config.duration_s, self._asked.config.precision)
+                runs.append(measure(run, workload, view=self._view, interrupt=self._interrupt, enough=enough))
+            if self._interrupt.is_asked:
+                break
+        return runs
+
+    def _point(self, arm: Arm, runs: list[Record]) -> Point:
+        """Return the figures of a load; more failures than are allowed miss the limits."""
+        point = point_of(arm, runs, self._asked.experiment.limits, ATTAINMENT)
+        unsteady = [said for run in runs if (said := _unsteady(run))][:1]
+        point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
+        attempted, most = point.requests or 0, self._asked.client.max_failed_share
+        if point.outcomes and point.failed and point.failed > most * attempted:
+            missed = Outcome("failed requests", "missed", reason=f"{point.failed:,} of {attempted:,}")
+            point = structs.replace(point, outcomes=[*point.outcomes, missed])
+        return point
+
+    def _keep(self, sent: LoadRequests, arm: Arm, runs: list[Record]) -> None:
+        """Keep the requests of a load, as a results folder of their own."""
+        asked = self._asked
+        place = self._store.out / folder.RUNS / re.sub(r"[^\w.]+", "-", arm.name)
+        manifest = manifest_of("wall", asked.files, sent.workload, asked.experiment, arm.settings, [arm], runs)
+        manifest["workload"] |= sent.described(max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
+        manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}
+        shutil.rmtree(place, ignore_errors=True)  # of an attempt that was killed before its point was kept
+        folder.write(place, manifest, runs, with_charts=False)

@@ -1,0 +1,247 @@
+"""How the APIs stream an answer: each event's data, as what chat completions would say.
+
+API                    text, reasoning, calls                     end              usage           last event
+completions, chat      choices                                    finish_reason    usage           [DONE]
+responses              response.*.delta, an item's name           response.*       in that event   the same
+messages               content_block_delta, a block's name        message_delta    in two events   message_stop
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dynabench.apis import Api
+from dynabench.live.event_types import (
+    CompletionDetails,
+    Count,
+    Delta,
+    Event,
+    EventChoice,
+    EventFunction,
+    EventUsage,
+    PromptDetails,
+)
+
+Read = Callable[[bytes], Event | None]
+"""Reads an event's data; None: it was the last event.
+
+Raises:
+    msgspec.DecodeError: it is not what the API's events are.
+"""
+
+
+class Grammar(NamedTuple):
+    """The events of an API."""
+
+    read: Read
+    last: str
+    """What ends a stream, beyond the event with the reason for the end; empty if nothing does."""
+
+
+def _read_chat(data: bytes) -> Event | None:
+    return None if data.strip() == b"[DONE]" else _chat.decode(data)
+
+
+class ResponseUsage(msgspec.Struct):
+    """The tokens of a response."""
+
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    input_tokens_details: PromptDetails | None = None
+    output_tokens_details: CompletionDetails | None = None
+
+    @property
+    def as_chat(self) -> EventUsage:
+        """The same in a chat's words."""
+        details = self.input_tokens_details, self.output_tokens_details
+        return EventUsage(self.input_tokens, self.output_tokens, *details)
+
+
+class IncompleteDetails(msgspec.Struct):
+    """Why a response is not complete."""
+
+    reason: str | None = None
+
+
+class Response(msgspec.Struct):
+    """A response so far."""
+
+    usage: ResponseUsage | None = None
+    error: Any = None
+    incomplete_details: IncompleteDetails | None = None
+
+
+class Item(msgspec.Struct):
+    """A part of an output: a message, a call, or reasoning."""
+
+    type: str | None = None
+    name: Any = None
+
+
+class ResponseEvent(msgspec.Struct):
+    """An event of a response."""
+
+    type: str
+    delta: Any = None
+    item: Item | None = None
+    response: Response | None = None
+    message: Any = None
+    code: Any = None
+
+
+def _read_response(data: bytes) -> Event | None:
+    if data.strip() == b"[DONE]":
+        return None
+    event = _response.decode(data)
+    kind = event.type
+    if kind.endswith(".delta"):
+        if not isinstance(event.delta, str) or not event.delta:
+            return NOTHING
+        if kind in ("response.output_text.delta", "response.refusal.delta"):
+            return _added(event.delta)
+        return _thought(event.delta) if "reasoning" in kind else _called(event.delta)
+    match kind:
+        case "response.output_item.added":  # a call's name is generated, too
+            name = event.item.name if event.item is not None else None
+            return _called(name) if isinstance(name, str) else NOTHING
+        case "response.completed" | "response.incomplete":
+            said = event.response or Response()
+            usage = said.usage.as_chat if said.usage is not None else None
+            return Event([EventChoice(finish_reason=_response_end(kind, said))], usage)
+        case "response.failed" | "response.cancelled":
+            return Event([], error=(event.response and event.response.error) or kind)
+        case "error":
+            return Event([], error=event.message or event.code or kind)
+    return NOTHING
+
+
+def _response_end(kind: str, said: Response) -> str:
+    if kind == "response.completed":
+        return "stop"
+    reason = said.incomplete_details.reason if said.incomplete_details is not None else None
+    return "length" if reason == "max_output_tokens" else reason or "incomplete"
+
+
+class MessageUsage(msgspec.Struct):
+    """The tokens of a message; those of the prompt are in three parts."""
+
+    input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    output_tokens_details: dict[str, Any] | None = None
+
+    @property
+    def as_chat(self) -> EventUsage:
+        """The same in a chat's words."""
+        parts = (self.input_tokens, self.cache_creation_input_tokens, self.cache_read_input_tokens)
+        prompt = sum(filter(None, parts)) if self.input_tokens is not None else None
+        cached = None if self.cache_read_input_tokens is None else PromptDetails(self.cache_read_input_tokens)
+        thought = (self.output_tokens_details or {}).get("thinking_tokens")
+        details = CompletionDetails(thought) if isinstance(thought, int) and thought >= 0 else None
+        return EventUsage(prompt, self.output_tokens, cached, details)
+
+
+class Message(msgspec.Struct):
+    """A message at its start."""
+
+    usage: MessageUsage | None = None
+
+
+class Block(msgspec.Struct):
+    """A block of a message at its start."""
+
+    type: str | None = None
+    name: str | None = None
+    text: str | None = None
+    thinking: str | None = None
+    data: str | None = None
+    """Reasoning that only Anthropic can read."""
+
+
+class MessageDelta(msgspec.Struct):
+    """An addition to a block, or to the message."""
+
+    text: str | None = None
+    thinking: str | None = None
+    partial_json: str | None = None
+    stop_reason: str | None = None
+
+
+class MessageEvent(msgspec.Struct):
+    """An event of a message."""
+
+    type: str
+    message: Message | None = None
+    content_block: Block | None = None
+    delta: MessageDelta | None = None
+    usage: MessageUsage | None = None
+    error: Any = None
+
+
+def _read_message(data: bytes) -> Event | None:
+    if data.strip() == b"[DONE]":
+        return None
+    event = _message.decode(data)
+    match event.type:
+        case "content_block_delta":
+            delta = event.delta or MessageDelta()
+            if delta.thinking or delta.partial_json:
+                return _thought(delta.thinking) if delta.thinking else _called(delta.partial_json)
+            return _added(delta.text)
+        case "content_block_start":
+            block = event.content_block or Block()
+            if thought := block.thinking or block.data:
+                return _thought(thought)
+            return _called(block.name) if block.name else _added(block.text)
+        case "message_start":
+            usage = event.message.usage if event.message is not None else None
+            said = usage.as_chat if usage is not None else None
+            if said is not None:
+                said.completion_tokens = None  # there are none yet, but Anthropic says 1
+            return Event([], said)
+        case "message_delta":
+            reason = event.delta.stop_reason if event.delta is not None else None
+            end = [EventChoice(finish_reason=STOP_REASONS.get(reason, reason))] if reason else []
+            return Event(end, event.usage.as_chat if event.usage is not None else None)
+        case "message_stop":
+            return None
+        case "error":
+            return Event([], error=event.error or event.type)
+    return NOTHING
+
+
+STOP_REASONS = {
+    "max_tokens": "length",
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "tool_use": "tool_calls",
+}
+"""What Anthropic calls the ends of answers, in OpenAI's words."""
+NOTHING = Event([])
+
+
+def _added(text: str | None) -> Event:
+    return Event([EventChoice(delta=Delta(content=text))]) if text else NOTHING
+
+
+def _thought(text: str | None) -> Event:
+    return Event([EventChoice(delta=Delta(reasoning=text))]) if text else NOTHING
+
+
+def _called(text: str | None) -> Event:
+    return Event([EventChoice(delta=Delta(function_call=EventFunction(arguments=text)))]) if text else NOTHING
+
+
+_chat = msgspec.json.Decoder(Event)
+_response = msgspec.json.Decoder(ResponseEvent)
+_message = msgspec.json.Decoder(MessageEvent)
+CHAT = Grammar(_read_chat, "[DONE]")
+GRAMMARS: dict[Api, Grammar] = {
+    "completions": CHAT,
+    "chat": CHAT,
+    "responses": Grammar(_read_response, ""),
+    "messages": Grammar(_read_message, "message_stop"),
+}
+"""Those of the APIs that stream."""

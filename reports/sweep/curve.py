@@ -1,0 +1,225 @@
+"""Load curves: points that differ only in how much is sent. Where does throughput stop growing, and what holds the limits?"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from reports.figures.cells import milliseconds, number
+from reports.figures.outcomes import Outcome, outcomes_in_words
+from reports.sweep.points import Point
+
+AXES = ("concurrency", "rate")
+"""Settings that say how much is sent, in streams or requests per second."""
+LINES = ("router_mode", "endpoint", "model", "sweep")
+"""Settings whose values have a curve each."""
+NEAR = 0.95
+"""The share of the highest throughput from which on more load brings little."""
+
+
+KEPT = 0.9
+"""A rate is kept up with if at least this share of what is sent in a time is answered within it."""
+
+
+class LoadCurve(NamedTuple):
+    """The points of one endpoint or deployment, by load, the lowest first."""
+
+    name: str
+    """Empty if there is only one."""
+    axis: str
+    points: list[Point]
+
+    def at(self, point: Point) -> float:
+        """Return the load of a point."""
+        return float(point.changes[self.axis])
+
+    @property
+    def answered(self) -> "LoadCurve":
+        """The same without loads at which nothing was answered."""
+        return self._replace(points=[point for point in self.points if throughput(point)])
+
+    @property
+    def highest(self) -> Point | None:
+        """The point with the highest throughput; None if no request was answered."""
+        return max((point for point in self.points if throughput(point)), key=throughput, default=None)
+
+    @property
+    def knee(self) -> Point | None:
+        """The lowest load that gives nearly the highest throughput."""
+        return knee(self.points)
+
+    @property
+    def held(self) -> Point | None:
+        """The highest load within the limits below the lowest that misses one."""
+        missed = self.missed
+        met = [p for p in self.points if p.state == "met" and (missed is None or self.at(p) < self.at(missed))]
+        return met[-1] if met else None
+
+    @property
+    def missed(self) -> Point | None:
+        """The lowest load that misses a limit."""
+        return next((point for point in self.points if point.state == "missed"), None)
+
+    def load(self, point: Point) -> str:
+        """Say how much is sent at a point."""
+        return load_in_words(self.axis, self.at(point))
+
+
+def tokens_per_s(point: Point) -> float:
+    """Return the output tokens per second of the window in which requests count, 0 if there were none."""
+    rates = point.throughput
+    within = rates.window_output_tokens_per_s
+    return (rates.output_tokens_per_s or 0.0) if within is None else within
+
+
+def throughput(point: Point) -> float:
+    """Return the output tokens per second or, of answers that have none, such as embeddings, the answers per second."""
+    return tokens_per_s(point) or requests_per_s(point) or 0.0
+
+
+def requests_per_s(point: Point) -> float | None:
+    """Return the answers per second of the same window."""
+    within = point.throughput.window_requests_per_s
+    return point.throughput.requests_per_s if within is None else within
+
+
+def knee(points: Sequence[Point]) -> Point | None:
+    """Return the first of the points, by load, that gives nearly the highest throughput; None if nothing was answered."""
+    most = max(map(tokens_per_s, points), default=0.0)
+    return next((point for point in points if throughput(point) >= NEAR * most), None) if most else None
+
+
+def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurve]:
+    """Return the curves that the points make, in their order; none if they differ in something else, too.
+
+    With an axis, a curve may have a single point.
+    """
+    names = {name for point in points for name in point.changes}
+    varied = {name for name in names if len({str(point.changes.get(name)) for point in points}) > 1}
+    least = 1 if axis else 2
+    axis = axis or next((name for name in AXES if name in varied), None)
+    if axis is None or not varied <= {axis, *LINES}:
+        return []
+    lines: dict[str, list[Point]] = {}
+    for point in points:
+        name = ", ".join(str(point.changes[each]) for each in LINES if each in varied and each in point.changes)
+        lines.setdefault(name, []).append(point)
+    found = [LoadCurve(name, axis, line) for name, line in lines.items()]
+    return [curve._replace(points=sorted(curve.points, key=curve.at)) for curve in found if len(curve.points) >= least]
+
+
+def load_in_words(axis: str, load: float) -> str:
+    """Say how much is sent."""
+    if axis == "concurrency":
+        return f"{load:,.0f} stream{'s' * (load != 1)}"
+    return f"{load:,.4g} request{'s' * (load != 1)}/s"
+
+
+def verdict(found: Sequence[LoadCurve], *, has_limits: bool) -> str:
+    """Say of each curve what holds the limits, and where throughput stops growing."""
+    said = []
+    for curve in found:
+        parts = [_within_limits(curve)] if has_limits else []
+        sentence = " ".join([*parts, _keeps_up(curve) if curve.axis == "rate" else _knee(curve)])
+        said.append(f"{curve.name}: {sentence}" if curve.name else sentence)
+    return " ".join([*said, *_compared(found)])
+
+
+def _within_limits(curve: LoadCurve) -> str:
+    held, missed = curve.held, curve.missed
+    why = outcomes_in_words(outcome for outcome in missed.outcomes if outcome.state == "missed") if missed else ""
+    if held is not None and missed is not None:
+        return f"The limits hold up to {curve.load(held)} ({_rate(held)}); at {curve.load(missed)}: {why}."
+    if held is not None:
+        return f"The limits hold at every load tried, up to {curve.load(held)} ({_rate(held)})."
+    if missed is not None:
+        return f"No load tried holds the limits; at {curve.load(missed)}: {why}."
+    reasons = {outcome.reason for point in curve.points for outcome in point.outcomes if outcome.state == "unknown"}
+    return f"It is not known whether the limits hold: {'; '.join(sorted(reasons)) or 'nothing was answered'}."
+
+
+def _keeps_up(curve: LoadCurve) -> str:
+    """Say which rate is answered as fast as it is sent."""
+    shares = [(point, requests_per_s(point), point.offered_per_s) for point in curve.points]
+    known = [(point, answered, answered / offered) for point, answered, offered in shares if answered and offered]
+    beyond = next(((point, answered) for point, answered, share in known if share < KEPT), None)
+    kept = [point for point, _, _ in known if beyond is None or curve.at(point) < curve.at(beyond[0])]
+    said = (
+        f"Requests are answered as fast as they are sent up to {curve.load(kept[-1])} ({_rate(kept[-1])})"
+        if kept
+        else ""
+    )
+    if beyond is None:
+        return f"{said}, the highest load tried." if said else "Nothing was answered."
+    only = f"of {curve.load(beyond[0])}, {beyond[1]:.3g} are answered"
+    return f"{said}; {only}." if said else f"No rate tried is answered as fast as it is sent: {only}."
+
+
+def _knee(curve: LoadCurve) -> str:
+    """Say which load gives nearly the highest throughput, and what that saves."""
+    first, highest = curve.knee, curve.highest
+    if first is None or highest is None:
+        return "Nothing was answered."
+    last = curve.points[-1]
+    if len(curve.points) == 1:
+        return f"{curve.load(last)[0].upper()}{curve.load(last)[1:]}: {_rate(last)}, {_ttft(last)}."
+    if first is last:
+        return f"Throughput still grew at {curve.load(last)}, the highest load tried ({_rate(last)}), so its highest is not known."
+    share = throughput(first) / throughput(highest)
+    if first is highest:
+        return f"Throughput is highest at {curve.load(first)} ({_rate(first)}, {_ttft(first)}); more load only waits."
+    give = "gives" if curve.at(first) == 1 else "give"
+    what = f"{curve.load(first)} {give} {share:.0%} of the highest throughput ({_rate(first)} of {number(throughput(highest))})"
+    what = what[0].upper() + what[1:]
+    return f"{what} at {_ratio(first, highest)} of {curve.load(highest)} ({_both(first, highest)})."
+
+
+def _ratio(first: Point, highest: Point) -> str:
+    here, there = first.ttft_sched.p50, highest.ttft_sched.p50
+    if not here or not there:
+        return "the TTFT"
+    share = here / there
+    if share > 0.95:
+        return "about the TTFT"
+    for parts, word in ((2, "half"), (3, "a third"), (4, "a quarter"), (5, "a fifth"), (10, "a tenth")):
+        if abs(share * parts - 1) < 0.1:
+            return f"{word} {'of ' * (parts > 2)}the TTFT"
+    return f"{share:.0%} of the TTFT"
+
+
+def _both(first: Point, highest: Point) -> str:
+    here, there = (milliseconds(point.ttft_sched.p50) for point in (first, highest))
+    return f"median {here} ms instead of {there} ms"
+
+
+def _ttft(point: Point) -> str:
+    return f"median TTFT {milliseconds(point.ttft_sched.p50)} ms"
+
+
+def _rate(point: Point) -> str:
+    return f"{number(throughput(point))} {unit(point)}"
+
+
+def unit(point: Point) -> str:
+    """Return the unit of a point's throughput."""
+    return "tokens/s" if tokens_per_s(point) or not requests_per_s(point) else "requests/s"
+
+
+def _compared(found: Sequence[LoadCurve]) -> list[str]:
+    """Compare the highest throughputs of several curves."""
+    known = [(curve, throughput(best)) for curve in found if curve.name and (best := curve.highest)]
+    if len(known) < 2:
+        return []
+    known.sort(key=lambda each: -each[1])
+    first, most = known[0]
+    others = [f"{curve.name} {number(rate)} ({rate / most - 1:+.0%})" for curve, rate in known[1:]]
+    of = unit(first.points[0])
+    return [f"Highest throughput: {first.name} {number(most)} {of}, {', '.join(others)}."]
+
+
+def failed(point: Point) -> str:
+    """Say how many requests of a point failed."""
+    return "-" if point.failed is None else f"{point.failed:,}"
+
+
+def missed_of(point: Point) -> list[Outcome]:
+    """Return the limits that a point misses."""
+    return [outcome for outcome in point.outcomes if outcome.state == "missed"]

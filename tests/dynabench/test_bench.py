@@ -1,0 +1,286 @@
+"""Endpoints are measured at each load, and loads are chosen by what came of those before."""
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dynabench.arm import ClientConfig
+from dynabench.bench import endpoint
+from dynabench.bench.climb import Climb, Tried
+from dynabench.bench.run import Asked, run_bench
+from dynabench.bench.settings import BenchConfig, SentConfig
+from dynabench.bench.workload import Requests
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.live.enough import Enough, width
+from dynabench.live.known_server import MODEL
+from dynabench.live.run import measure
+from dynabench.live.selftest import known_server
+from dynabench.live.settings import SelftestConfig
+from dynabench.live.timeline import Timeline
+from dynabench.terminal import Terminal
+from foundation.errors import UserError
+from reports import folder
+from reports.sweep import report
+from tests.support import commands
+from tests.support.strange_server import strange_server
+from workloads.pacing import LoadConfig
+from workloads.shape import ShapeConfig
+
+
+def loads(throughput, most_met=None, **settings):
+    """Return the loads that a climb tries, in their order."""
+    climb = Climb((1, 1024), is_range=True, is_whole=True, **settings)
+    tried = []
+    while (load := climb.next()) is not None:
+        tried.append(load)
+        climb.learn(Tried(load, throughput(load), None if most_met is None else load <= most_met))
+        assert len(tried) < 20
+    return tried
+
+
+def saturating(load):
+    return min(40 * load, 1300)
+
+
+def test_a_climb_goes_up_in_large_steps_and_then_closer_to_the_knee():
+    assert loads(saturating) == [1, 4, 16, 64, 256, 32, 23]
+
+
+def test_a_climb_goes_closer_to_the_last_load_within_the_limits_too():
+    assert loads(saturating, 24) == [1, 4, 16, 64, 256, 32, 23, 27, 25]
+    assert loads(saturating, 24, seeks="limits") == [1, 4, 16, 64, 32, 23, 27, 25]
+    assert loads(saturating, 24, seeks="limits", precision=0.5) == [1, 4, 16, 64, 32, 23]
+
+
+def test_a_climb_ends_where_nothing_is_answered_or_the_range_ends():
+    assert loads(lambda _: 0) == [1]
+    assert loads(lambda load: 40 * load)[:6] == [1, 4, 16, 64, 256, 1024]
+
+
+def test_a_list_is_tried_in_its_order():
+    climb = Climb((8, 2), is_range=False, is_whole=True)
+    assert climb.next() == 8
+    climb.learn(Tried(8, 0, None))
+    assert climb.next() == 2
+    climb.learn(Tried(2, 1, None))
+    assert climb.next() is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "axis", "values", "is_range"),
+    [
+        ({}, "concurrency", (1, 1024), True),
+        ({"concurrency": "1,4,16"}, "concurrency", (1, 4, 16), False),
+        ({"concurrency": "2..64"}, "concurrency", (2, 64), True),
+        ({"rate": "0.5..50"}, "rate", (0.5, 50), True),
+        ({"find": "rate"}, "rate", (0, math.inf), True),
+    ],
+)
+def test_loads_are_lists_or_ranges(settings, axis, values, is_range):
+    found = BenchConfig(**settings).loads
+    assert (found.axis, tuple(found.values), found.is_range) == (axis, values, is_range)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"concurrency": "1,x"}, "concurrency has 'x'; expected whole numbers from 1 on"),
+        ({"concurrency": "1.5"}, "concurrency has '1.5'; expected whole numbers from 1 on"),
+        ({"rate": "0,1"}, "rate has '0'; expected numbers greater than 0"),
+        ({"rate": "1,inf"}, "rate has 'inf'"),
+        ({"concurrency": "8..4"}, "expected the lower end first"),
+        ({"concurrency": "4,4"}, "has a value twice"),
+        ({"concurrency": "4", "rate": "1"}, "concurrency and rate cannot be combined"),
+        ({"find": "rate", "concurrency": "1..4"}, "find is rate, but the loads are given as another"),
+        ({"find": "rate", "rate": "1,2"}, "expected a range such as 1..64, in which find searches"),
+        ({"model": ("a", "a")}, "model is given twice: a"),
+    ],
+)
+def test_loads_that_are_not_understood_are_refused(settings, why):
+    with pytest.raises(ValueError, match=why.replace(".", r"\.").replace("(", r"\(")):
+        BenchConfig(**settings)
+
+
+def timeline(count, e2e_s, span_s):
+    """Return the log of requests that were sent evenly, and took one of two times in turn."""
+    log = Timeline(count)
+    for number in range(count):
+        log.intended_s[number] = log.sent_s[number] = number * span_s / count
+        took = e2e_s[number % 2]
+        log.first_token_s[number] = log.intended_s[number] + took / 2
+        log.done_s[number] = log.intended_s[number] + took
+    return log
+
+
+def test_a_load_is_done_after_its_time_or_sooner_if_its_means_are_precise():
+    load = LoadConfig(measure_s=50)
+    few, many = timeline(50, (0.5, 0.6), 5), timeline(200, (0.5, 0.6), 5)
+    assert not Enough(6, 0.05).is_reached(few, load, 5.0)
+    assert Enough(6, 0.05).is_reached(few, load, 6.0)
+    assert Enough(6, 0.05).is_reached(many, load, 5.0)
+    assert not Enough(6, 0).is_reached(many, load, 5.0)
+
+
+def test_a_load_lasts_several_times_as_long_as_its_requests_but_not_forever():
+    slow = timeline(200, (3.0, 4.0), 50)
+    assert not Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=50), 20.0)
+    assert Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=50), 30.0)
+    assert Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=10), 10.0)
+    assert not Enough(6, 0.05).is_reached(Timeline(3), LoadConfig(measure_s=10), 9.0)
+
+
+def test_the_width_of_an_interval_is_that_of_the_means_of_blocks():
+    assert width(np.ones(100)) == 0
+    drifting = np.repeat(np.arange(1.0, 11.0), 10)  # neighbours are alike, so there are ten values, not a hundred
+    assert width(drifting) == pytest.approx(2.262 * drifting.std() * math.sqrt(10 / 9) / math.sqrt(10) / 5.5, rel=1e-3)
+
+
+def test_requests_are_enough_for_the_time_of_a_load():
+    requests = Requests((), SentConfig(isl=30, osl=4), ExperimentConfig(), ShapeConfig())
+    closed = requests.of(LoadConfig(concurrency=8, warmup_s=1, measure_s=4), None, 16.0).workload
+    assert len(closed) == 5 * 16 * 1.3 + 8
+    assert {(one.input_length, one.output_length) for one in closed} == {(30, 4)}
+    opened = requests.of(LoadConfig(warmup_s=1, measure_s=4), 20.0, 0.0).workload
+    assert len(opened) == 101
+    assert opened.columns.arrival_s[-1] == pytest.approx(5, rel=0.5)
+    assert requests.name == "30 tokens in, 4 out"
+
+
+@pytest.fixture(scope="module")
+def url():
+    with known_server(SelftestConfig(ttft_ms=4, itl_ms=1)) as address:
+        yield address
+
+
+def asked(*urls, out, slo=(), client=None, **config):
+    config = BenchConfig(**{"concurrency": "1,2", "duration_s": 0.1, "precision": 0} | config)
+    experiment = ExperimentConfig(out=out, slo=slo)
+    return Asked(
+        urls=urls, files=(), config=config, sent=SentConfig(isl=16, osl=4), shape=ShapeConfig(), experiment=experiment,
+        client=client or ClientConfig(),
+    )  # fmt: skip
+
+
+def test_each_load_is_measured_and_kept_as_a_results_folder(url, tmp_path):
+    out, manifest, found = run_bench(asked(url, out=tmp_path / "b", slo=("ttft.p50 <= 60s",)), console=Terminal())
+    assert [point.changes for point in found.points] == [{"concurrency": 1}, {"concurrency": 2}]
+    assert all(point.failed == 0 and point.requests > 0 for point in found.points)
+    assert all(point.throughput.window_output_tokens_per_s > 0 for point in found.points)
+    assert manifest["head"]["Server"] == f"{url}, model {MODEL} (dynabench), prompts as token ids"
+    assert found.verdict.startswith("The limits hold at every load tried, up to 2 streams")
+    kept, runs = folder.read(out / "runs" / "concurrency-2")
+    assert len(runs[0].measured.requests) == found.points[1].requests
+    assert kept["arms"] == {"concurrency 2": {"concurrency": 2}}
+    assert report.is_complete(out)
+    assert "What does throughput cost?" in (out / "report.html").read_text()
+
+
+def test_a_complete_benchmark_is_not_measured_again_and_an_interrupted_one_is_continued(url, tmp_path):
+    first = asked(url, out=tmp_path / "b")
+    out, _, before = run_bench(first, console=Terminal())
+    with pytest.raises(UserError, match="has a benchmark that is complete"):
+        run_bench(first, console=Terminal())
+    (out / "sweep.json").unlink()  # as if it had been interrupted after its last load
+    kept = sorted((out / "points").iterdir())
+    kept[0].unlink()
+    _, _, after = run_bench(first, console=Terminal())
+    same = [one == other for one, other in zip(before.points, after.points, strict=True)]
+    assert sorted(same) == [False, True]
+    with pytest.raises(UserError, match="contains another bench"):
+        (out / "sweep.json").unlink()
+        run_bench(replace(first, sent=SentConfig(isl=17, osl=4)), console=Terminal())
+
+
+def test_several_endpoints_take_turns(url, tmp_path):
+    other = url.replace("127.0.0.1", "localhost")
+    _, _, found = run_bench(asked(url, other, out=tmp_path / "b"), console=Terminal())
+    names = [address.partition("://")[2] for address in (url, other)]
+    assert [point.changes for point in found.points] == [
+        {"endpoint": name, "concurrency": load} for load in (1, 2) for name in names
+    ]
+    assert "Highest throughput: " in found.verdict
+
+
+def test_rates_are_loads_too(url, tmp_path):
+    _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="", rate="40,80"), console=Terminal())
+    assert [point.name for point in found.points] == ["rate 40", "rate 80"]
+
+
+MODELS = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
+
+
+def says_models(body):
+    """Make the behaviour of a server that answers everything with its models."""
+
+    async def answer(reader, writer):
+        writer.write(MODELS % (len(body), body))
+        await writer.drain()
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("body", "model", "why"),
+    [
+        (b'{"data": [{"id": "a"}, {"id": "b"}]}', (), r"lists 2 models \(a and b\); choose with --model"),
+        (b'{"data": []}', (), "lists no models; choose with --model"),
+        (b'{"data": [{"id": "a"}]}', ("c",), "does not list c; it lists a"),
+        (b"<html>", (), "does not list models .*; name the model with --model"),
+    ],
+)
+def test_an_endpoint_without_one_model_is_refused(body, model, why):
+    with strange_server(says_models(body)) as address, pytest.raises(UserError, match=why):
+        endpoint.find(address, model, ClientConfig(), None)
+
+
+def test_an_endpoint_that_refuses_every_form_of_prompts_is_refused_with_its_reasons(tmp_path):
+    with (
+        strange_server(says_models(b'{"data": [{"id": "a"}]}')) as address,
+        pytest.raises(UserError, match=r"as token ids: .*; prompts as text: .*; prompts as text to chat: "),
+    ):
+        run_bench(asked(address, out=tmp_path / "b"), console=Terminal())
+
+
+def test_the_command_measures_an_endpoint(url, tmp_path):
+    words = ["--concurrency", "1,2", "--duration-s", "0.1", "--precision", "0", "--isl", "16", "--osl", "4", "--json"]
+    done = commands.dynabench("bench", url, *words, "--out", "b", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert [row[0] for row in said["summary"]["rows"]] == ["1", "2"]
+    assert said["summary"]["title"] == "Every load"
+    assert "Every load" in done.stderr
+    nobody = commands.dynabench("bench", "http://127.0.0.1:9", cwd=tmp_path)
+    assert (nobody.returncode, nobody.stdout) == (2, "")
+    assert nobody.stderr.startswith("dynabench: no server responds at http://127.0.0.1:9")
+
+
+def test_a_load_is_measured_again_with_more_processes_if_the_client_could_not_keep_up(
+    url, tmp_path, monkeypatch, capsys
+):
+    seen = []
+
+    def measured(run, workload, **options):
+        client = run.settings.client
+        seen.append(client.clients)
+        alone = replace(run.settings, client=replace(client, clients=1))
+        record = measure(replace(run, arm=replace(run.arm, settings=alone)), workload, **options)
+        return replace(record, notes=("the client used 95% of a core",)) if client.clients == 1 else record
+
+    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    _, _, found = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
+    assert seen == [1, 2, 2]
+    assert [point.notes for point in found.points] == [[], []]
+    assert "concurrency 1: the client could not keep up; again with 2 processes" in capsys.readouterr().out
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    _, _, found = run_bench(asked(url, out=tmp_path / "c"), console=Terminal())
+    assert found.verdict.count("Not valid at ") == 2
+
+
+def test_limits_on_tokens_are_refused_where_answers_have_none(url, tmp_path):
+    refused = asked(f"{url}/v1/embeddings", out=tmp_path / "b", slo=("ttft.p50 <= 1s",))
+    with pytest.raises(UserError, match="answers of embeddings have none; expected a limit on e2e"):
+        run_bench(refused, console=Terminal())
