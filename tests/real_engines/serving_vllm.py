@@ -1,6 +1,7 @@
 """vLLM's own server on the CPU, as its command runs it."""
 
 import contextlib
+import functools
 import os
 import signal
 import subprocess
@@ -30,6 +31,7 @@ START_S = 480.0
 """Patience with its start: on a busy machine it takes minutes."""
 
 
+@functools.cache  # 2 s: all packages are read
 def installed_version():
     """Return whose rules the installed vLLM follows, None without one; importing it to ask would take long."""
     found = metadata.packages_distributions().get("vllm")

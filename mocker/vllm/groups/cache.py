@@ -259,7 +259,10 @@ class GroupedCache:
         if end % kind.block_size == 0 or end > num_tokens:
             return
         table.has_end = True
-        pool.name_end(table.blocks[end // kind.block_size], held.ends[group], end)
+        block, content = table.blocks[end // kind.block_size], held.ends[group]
+        if end in pool.stops(block):  # after a preemption, a hit beyond the prompt
+            return
+        pool.name_end(block, content, end)
         if pool.has_listener:
             pool.events.append(GroupStored(held.chain, pool.groups[group], unit, end - unit, end, (end,)))
 
@@ -274,7 +277,7 @@ class GroupedCache:
         block = held.tables[group].blocks[num_tokens // size - 1]
         if block == NULL:
             return
-        is_new = not pool.names(block)
+        is_new = num_tokens not in pool.stops(block)
         if is_new:
             pool.name([block], content, [num_tokens])
             if pool.has_listener:

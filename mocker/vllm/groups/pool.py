@@ -175,6 +175,10 @@ class GroupPool(Pool):
         """Return the names of what a block has cached."""
         return [content.name(stop) for content, stop in self._cached_in(block)]
 
+    def stops(self, block: int) -> list[int]:
+        """Return where what a block has cached ends, in tokens of its sequence."""
+        return [stop for _, stop in self._cached_in(block)]
+
     def reset(self) -> bool:
         """See `Pool`."""
         if self._num_free != self.num_blocks:

@@ -132,6 +132,17 @@ def test_with_eagle_the_last_state_of_a_prompt_is_cached_although_blocks_of_seve
     assert run(core, Sequence("b", num_prompt=26, max_tokens=1, chain=BlockChain(list(range(6))))) == {"b": 16}
 
 
+def test_the_end_of_a_prompt_inside_a_block_is_cached_once_although_its_sequence_is_preempted():
+    layers = FULL, LayerKv(2.0), LayerKv(4.0, window=100)  # in blocks of 4, 8 and 4: 12 tokens end inside one
+    core = core_of(*layers, num_blocks=26, prefix_cache_retention_interval=None)
+    older = Sequence("a", num_prompt=14, max_tokens=4, chain=BlockChain(["a", "b", "c", "d", "e"]))
+    preempted = Sequence("b", num_prompt=16, max_tokens=5, chain=BlockChain(["f", "g", "h", "i", "j", "k"]))
+    run(core, older, preempted)
+    assert preempted.num_preemptions == 1
+    stored = [event for event in core.pool.events if isinstance(event, GroupStored) and event.chain is preempted.chain]
+    assert [event.stop for event in stored if event.group.number == 1] == [16, 12]
+
+
 def test_with_states_alone_the_last_state_of_a_prompt_counts_as_computed_only_in_its_own_step():
     core = core_of(STATE, engine_version="0.32")
     core.add(prompt("a", 14, 9))
