@@ -260,7 +260,8 @@ def _refuse_other_kinds(folder: Path) -> None:
     for kind, way_out in OTHER_KINDS.items():
         if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
             if (folder / RUNS).is_dir():
-                way_out = f"{folder / RUNS} has those of each load"
+                loads = sorted(path for path in (folder / RUNS).iterdir() if path.is_dir())
+                way_out = f"each load has its own in {folder / RUNS}" + f", such as {loads[0]}" * bool(loads)
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
 
 

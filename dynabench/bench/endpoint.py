@@ -16,11 +16,14 @@ from dynabench.live.run import server_at
 from dynabench.live.tls import check_reachable
 from foundation.errors import UserError
 from foundation.text import listed
+from reports.record.records import Requests
 from serving.runtime.config import masked
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.workload import select
 
+MAX_OFF = 0.05
+"""How far the length of prompts may be from what was asked for before it is said, as a share."""
 PROBES = 3
 """Requests before the first load, one after the other: the last ones say how long one takes alone."""
 FORMS: tuple[Prompts, ...] = ("tokens", "text", "chat")
@@ -97,7 +100,7 @@ async def _asked(url: str, model: ReportedModel, client: ClientConfig, workload:
         if not any(requests.error):
             took = requests.done_s - requests.sent_s
             said = f"{masked(url)}, model {model.id}" + f" ({model.owned_by})" * bool(model.owned_by)
-            said += f", {_named(asked.way)}"
+            said += f", {_named(asked.way)}{_other_lengths(requests)}"
             return Endpoint(url, model.id, asked, said, float(took[-2:].mean()))
         refusals.append(f"{_named(asked.way)}: {next(filter(None, requests.error))}")
     raise UserError(
@@ -109,3 +112,11 @@ def _named(way: Way) -> str:
     """Say what is sent."""
     what = "prompts as token ids" if way.prompts == "tokens" else "prompts as text"
     return f"{what} to {way.api}" if way.api else what
+
+
+def _other_lengths(requests: Requests) -> str:
+    """Say how many tokens prompts have as the server counts them, if that is another number than asked for."""
+    counted, planned = float(requests.isl.mean()), float(requests.planned_isl.mean())
+    if abs(counted - planned) <= MAX_OFF * planned:
+        return ""
+    return f" (of {counted:.0f} tokens, as it counts them, not {planned:.0f}: words and templates differ)"

@@ -27,7 +27,7 @@ from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
-from dynabench.live.enough import Enough
+from dynabench.live.enough import LIFETIMES, Enough
 from dynabench.live.run import measure
 from dynabench.live.validity import is_client_limited
 from dynabench.terminal import Terminal
@@ -159,13 +159,23 @@ def _manifest(
 def _unsteady(run: Record) -> str:
     """Say that requests counted for too short to see a steady state; nothing if they did not."""
     requests = run.measured.requests
-    took = requests.last_token_s[requests.succeeded] - requests.intended_s[requests.succeeded]
-    if not len(took):
-        return ""
-    span, p90 = float(np.ptp(requests.intended_s)), float(np.percentile(np.asarray(took), 90))
+    if not len(requests):
+        return f"all {len(run.requests):,} requests were sent before they count: use a longer workload"
+    p90 = _lifetimes_s(run) / LIFETIMES
+    span = float(np.ptp(requests.intended_s))
     if not 0 < span < STEADY * p90:
         return ""
-    return f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}"
+    return (
+        f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}, or a "
+        "longer workload"
+    )
+
+
+def _lifetimes_s(run: Record) -> float:
+    """Return several times as long as a request takes, 0 if none was answered."""
+    requests = run.measured.requests
+    took = np.asarray((requests.done_s - requests.intended_s)[requests.succeeded])
+    return LIFETIMES * float(np.percentile(took, 90)) if len(took) else 0.0
 
 
 class _Line:
@@ -236,7 +246,7 @@ class _Work:
         self, asked: Asked, store: PointStore, interrupt: Interrupt, view: BenchView, console: Terminal
     ) -> None:
         self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
-        self._console, self._clients = console, asked.client.clients
+        self._console = console
 
     def carry_out(self, lines: list[_Line]) -> bool:
         """Try loads until nothing is left to learn; return whether that was reached.
@@ -261,11 +271,12 @@ class _Work:
         if not isinstance(known, Point):
             sent = line.requests(arm, load)
             arm = replace(arm, settings=replace(arm.settings, shape=sent.shape))
-            runs = self._measured(sent.workload, arm)
-            while self._can_be_faster(runs):
-                self._clients *= 2
-                self._console.say(f"{arm.name}: the client could not keep up; again with {self._clients} processes")
-                runs = self._measured(sent.workload, arm)
+            clients = self._asked.client.clients
+            runs = self._measured(sent.workload, arm, clients)
+            while self._can_be_faster(runs, clients):
+                clients *= 2
+                self._console.say(f"{arm.name}: the client could not keep up; again with {clients} processes")
+                runs = self._measured(sent.workload, arm, clients, least_s=_lifetimes_s(runs[0]))
             if not (runs and all(run.is_complete for run in runs)):
                 return
             known = self._point(arm, runs)
@@ -274,21 +285,24 @@ class _Work:
         line.learn(load, known)
         self._view.keep(known)
 
-    def _can_be_faster(self, runs: list[Record]) -> bool:
+    def _can_be_faster(self, runs: list[Record], clients: int) -> bool:
         """Return whether the client distorted runs, and more processes may not."""
         is_limited = any(is_client_limited(run.notes) for run in runs)
-        return is_limited and 2 * self._clients <= (os.cpu_count() or 1) and not self._interrupt.is_asked
+        return is_limited and 2 * clients <= (os.cpu_count() or 1) and not self._interrupt.is_asked
 
-    def _measured(self, workload: Workload, arm: Arm) -> list[Record]:
+    def _measured(self, workload: Workload, arm: Arm, clients: int, *, least_s: float = 0.0) -> list[Record]:
+        """Measure a load once per repeat, for at least this time (s)."""
         runs: list[Record] = []
         experiment = self._asked.experiment
         assert arm.settings.client is not None
-        client = replace(arm.settings.client, clients=self._clients)
+        client = replace(arm.settings.client, clients=clients)
+        config = self._asked.config
+        least_s = min(max(config.duration_s, least_s), LONGEST * config.duration_s)
         arm = replace(arm, settings=replace(arm.settings, client=client))
         for run in runs_of([arm], experiment.repeats, experiment.seed):
             self._view.begin(arm)
             with self._interrupt.obeyed():
-                enough = Enough(self._asked.config.duration_s, self._asked.config.precision)
+                enough = Enough(least_s, config.precision)
                 runs.append(measure(run, workload, view=self._view, interrupt=self._interrupt, enough=enough))
             if self._interrupt.is_asked:
                 break
@@ -298,7 +312,9 @@ class _Work:
         """Return the figures of a load; more failures than are allowed miss the limits."""
         point = point_of(arm, runs, self._asked.experiment.limits, ATTAINMENT)
         unsteady = [said for run in runs if (said := _unsteady(run))][:1]
-        point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
+        is_distorted = any(is_client_limited(run.notes) for run in runs)
+        # Nobody says how many workers there are.
+        point = structs.replace(point, workers=0, gpus=0, too_little=unsteady, is_distorted=is_distorted)
         attempted, most = point.requests or 0, self._asked.client.max_failed_share
         if point.outcomes and point.failed and point.failed > most * attempted:
             missed = Outcome("failed requests", "missed", reason=f"{point.failed:,} of {attempted:,}")

@@ -11,7 +11,8 @@ from dynabench.cli.gates import SweepGate, SweepGateConfig
 from dynabench.cli.groups import Output, OutputConfig, plain_errors
 from dynabench.experiment.settings import ExperimentConfig
 from foundation.errors import UserError
-from foundation.exit_codes import INTERRUPTED
+from foundation.exit_codes import INTERRUPTED, NOT_GOOD
+from reports.sweep.points import Point
 from serving.cli.command_line import flat
 from workloads.shape import ShapeConfig
 
@@ -43,7 +44,7 @@ def bench(
     Loads are tried one after the other: 1 stream, then more in large steps until throughput stops growing, then closer to the
     knee, and to the highest load within the limits (--slo). Several endpoints take turns.
 
-    Exit code 1: --fail-if applies to a load.
+    Exit code 1: --fail-if applies to a load, or nothing was answered.
 
     Args:
         urls: OpenAI endpoints, such as http://localhost:8000.
@@ -68,4 +69,6 @@ def bench(
         out, manifest, summary = run_bench(asked, console=output.terminal(), gates=gate_config.gates())
     content = json.loads((out / "sweep.json").read_text())
     code = finish_sweep(manifest, summary, gate_config, output, out, content)
-    return code if summary.is_complete else INTERRUPTED
+    if not summary.is_complete:
+        return INTERRUPTED
+    return code if any(row.throughput.requests_per_s for row in summary.points if isinstance(row, Point)) else NOT_GOOD

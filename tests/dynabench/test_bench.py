@@ -289,7 +289,7 @@ def test_a_load_is_measured_again_with_more_processes_if_the_client_could_not_ke
     monkeypatch.setattr("dynabench.bench.run.measure", measured)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     _, _, found = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
-    assert seen == [1, 2, 2]
+    assert seen == [1, 2, 1, 2]
     assert [point.notes for point in found.points] == [[], []]
     assert "concurrency 1: the client could not keep up; again with 2 processes" in capsys.readouterr().out
     monkeypatch.setattr("os.cpu_count", lambda: 1)
