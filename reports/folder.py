@@ -27,6 +27,7 @@ from reports import charts, page
 from reports.fidelity import Fidelity
 from reports.figures import fleet as fleet_figures
 from reports.figures import tiers
+from reports.figures.load import settings_of
 from reports.figures.metrics import LABELS
 from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
@@ -308,7 +309,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     labels = labels_of(folders)
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
-    runs, elsewhere, errors = [], dict[str, str | None](), dict[str, Any]()
+    runs, elsewhere, errors, sent = [], dict[str, str | None](), dict[str, Any](), dict[str, dict[str, Any]]()
     for folder, experiment, its_runs in sources:
         first = sources[0][1]["workload"]
         if (experiment["workload"]["name"], experiment["workload"]["requests"]) != (first["name"], first["requests"]):
@@ -318,6 +319,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
             )
         for run in its_runs:
             name = printable(f"{labels[folder]}/{run.arm}") if names.count(run.arm) > 1 else run.arm
+            sent[name] = settings_of(experiment, run.arm)
             if run.arm in experiment.get("elsewhere", {}):
                 elsewhere[name] = experiment["elsewhere"][run.arm]
             if run.arm in experiment.get("engine_errors", {}):
@@ -333,6 +335,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "runs": facts_of(runs),
         "elsewhere": elsewhere,
         "engine_errors": errors,
+        "sent": sent,
         "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }

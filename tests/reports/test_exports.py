@@ -66,6 +66,9 @@ def test_a_line_per_arm_has_the_same_columns_for_every_run():
     first, other = csv.DictReader(lines)
     assert (first["arm"], other["arm"], other["requests"], other["ttft_mean_ms"]) == ("'=a", "b", "2", "1250.0")
     assert (other["ttft_p90_ms"], other["goodput_requests_per_s"], other["concurrency"]) == ("", "", "")
+    closed = MANIFEST | {"arms": {"=a": {"concurrency": 2}, "b": {"concurrency": 8}}}
+    text = exports.export(closed, [run("=a"), run("b")], "csv-arms").decode()
+    assert [row["concurrency"] for row in csv.DictReader(io.StringIO(text))] == ["2", "8"]
     limited = exports.export(MANIFEST | {"limits": ["ttft <= 1s"]}, [run()], "csv-arms").decode().splitlines()
     assert limited[0] == lines[0]
 
