@@ -190,20 +190,7 @@ def export(
     out: Path,
     /,
     *,
-    to: Literal[
-        "csv",
-        "csv-arms",
-        "parquet",
-        "json",
-        "markdown",
-        "openmetrics",
-        "aiperf",
-        "guidellm",
-        "vllm-bench",
-        "sglang-bench",
-        "llm-d",
-        "png",
-    ] = "csv",
+    to: Literal[exports.File, exports.Folder, "png"] = "csv",
 ) -> None:
     """Export a results folder's figures or charts in another format.
 
@@ -221,7 +208,7 @@ def export(
         return
     manifest, runs = folder.read(results)
     try:
-        if to == "aiperf" or to == "vllm-bench":
+        if to in exports.FOLDERS:
             _write_files(out, exports.export_files(manifest, runs, to))
             return
         data = exports.export(manifest, runs, to)

@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+from typing import get_args, get_type_hints
 
 import pandas as pd
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
 
+from dynabench.cli.results import export
 from reports import exports
 from tests.reports.runs import MANIFEST, live, run
 
@@ -160,6 +162,11 @@ def test_simulated_runs_are_written_for_all_tools(tmp_path):
         assert exports.export(MANIFEST, [run()], to)
     for to in exports.FOLDERS:
         assert exports.export_files(MANIFEST, [run()], to)
+
+
+def test_the_command_offers_each_form_and_knows_which_are_folders():
+    assert set(get_args(get_type_hints(export)["to"])) == {*get_args(exports.File), *get_args(exports.Folder), "png"}
+    assert exports.FOLDERS == get_args(exports.Folder)
 
 
 def test_arms_whose_names_are_no_file_names_get_files_of_their_own():
