@@ -166,7 +166,7 @@ def test_simulated_runs_are_written_for_all_tools(tmp_path):
 
 def test_the_command_offers_each_form_and_knows_which_are_folders():
     assert set(get_args(get_type_hints(export)["to"])) == {*get_args(exports.File), *get_args(exports.Folder), "png"}
-    assert exports.FOLDERS == get_args(exports.Folder)
+    assert get_args(exports.Folder) == exports.FOLDERS
 
 
 def test_arms_whose_names_are_no_file_names_get_files_of_their_own():
