@@ -260,9 +260,14 @@ def _refuse_other_kinds(folder: Path) -> None:
     """Refuse the folder of something that keeps no runs."""
     for kind, way_out in OTHER_KINDS.items():
         if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
-            if (folder / RUNS).is_dir():
-                way_out = f"{folder / RUNS} has those of each load"
+            if kind == "sweep" and sweep_kind(folder) == "benchmark":
+                kind, way_out = "benchmark", f"{folder / RUNS} has those of each load"
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
+
+
+def sweep_kind(folder: Path) -> str:
+    """Return what a folder with a sweep.json is of: a benchmark is a sweep that keeps the runs of its loads."""
+    return "benchmark" if (folder / RUNS).is_dir() else "sweep"
 
 
 def _read_manifest(path: Path) -> Manifest:

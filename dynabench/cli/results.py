@@ -85,9 +85,9 @@ def compare(
         return _compare_theirs(results, out, gate_config, output)
     if out is not None:
         folder.check_new(out)
-    if any(sweep_report.is_sweep(each) for each in results):
+    if swept := next(filter(sweep_report.is_sweep, results), None):
         if output.markdown:
-            raise UserError(f"--markdown applies to runs, but {results[0]} is a sweep")
+            raise UserError(f"--markdown applies to runs, but {swept} is a {folder.sweep_kind(swept)}")
         return _compare_sweeps(results, out, gate_config, output)
     with plain_errors():
         gate_config.gates(RUNS)
