@@ -27,6 +27,7 @@ from reports import charts, page
 from reports.fidelity import Fidelity
 from reports.figures import fleet as fleet_figures
 from reports.figures import tiers
+from reports.figures.load import settings_of
 from reports.figures.metrics import LABELS
 from reports.figures.slo import parse_slo
 from reports.record.fleet import FleetUse
@@ -259,10 +260,16 @@ def _refuse_other_kinds(folder: Path) -> None:
     """Refuse the folder of something that keeps no runs."""
     for kind, way_out in OTHER_KINDS.items():
         if (folder / f"{kind}.json").is_file() and not (folder / "experiment.json").exists():
-            if (folder / RUNS).is_dir():
+            if kind == "sweep" and sweep_kind(folder) == "benchmark":
                 loads = sorted(path for path in (folder / RUNS).iterdir() if path.is_dir())
+                kind = "benchmark"
                 way_out = f"each load has its own in {folder / RUNS}" + f", such as {loads[0]}" * bool(loads)
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
+
+
+def sweep_kind(folder: Path) -> str:
+    """Return what a folder with a sweep.json is of: a benchmark is a sweep that keeps the runs of its loads."""
+    return "benchmark" if (folder / RUNS).is_dir() else "sweep"
 
 
 def _read_manifest(path: Path) -> Manifest:
@@ -309,7 +316,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
     labels = labels_of(folders)
     sources = [(folder, *read(folder)) for folder in folders]
     names = [run.arm for _, _, runs in sources for run in runs if run.repeat == 0]
-    runs, elsewhere, errors = [], dict[str, str | None](), dict[str, Any]()
+    runs, elsewhere, errors, sent = [], dict[str, str | None](), dict[str, Any](), dict[str, dict[str, Any]]()
     for folder, experiment, its_runs in sources:
         first = sources[0][1]["workload"]
         if (experiment["workload"]["name"], experiment["workload"]["requests"]) != (first["name"], first["requests"]):
@@ -319,6 +326,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
             )
         for run in its_runs:
             name = printable(f"{labels[folder]}/{run.arm}") if names.count(run.arm) > 1 else run.arm
+            sent[name] = settings_of(experiment, run.arm)
             if run.arm in experiment.get("elsewhere", {}):
                 elsewhere[name] = experiment["elsewhere"][run.arm]
             if run.arm in experiment.get("engine_errors", {}):
@@ -334,6 +342,7 @@ def combine(folders: list[Path]) -> tuple[Manifest, list[Record]]:
         "runs": facts_of(runs),
         "elsewhere": elsewhere,
         "engine_errors": errors,
+        "sent": sent,
         "left_out": [reason for _, experiment, _ in sources for reason in experiment.get("left_out", [])],
         "sources": {str(folder): experiment for folder, experiment, _ in sources},
     }

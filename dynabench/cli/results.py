@@ -85,9 +85,9 @@ def compare(
         return _compare_theirs(results, out, gate_config, output)
     if out is not None:
         folder.check_new(out)
-    if any(sweep_report.is_sweep(each) for each in results):
+    if swept := next(filter(sweep_report.is_sweep, results), None):
         if output.markdown:
-            raise UserError(f"--markdown applies to runs, but {results[0]} is a sweep")
+            raise UserError(f"--markdown applies to runs, but {swept} is a {folder.sweep_kind(swept)}")
         return _compare_sweeps(results, out, gate_config, output)
     with plain_errors():
         gate_config.gates(RUNS)
@@ -190,20 +190,7 @@ def export(
     out: Path,
     /,
     *,
-    to: Literal[
-        "csv",
-        "csv-arms",
-        "parquet",
-        "json",
-        "markdown",
-        "openmetrics",
-        "aiperf",
-        "guidellm",
-        "vllm-bench",
-        "sglang-bench",
-        "llm-d",
-        "png",
-    ] = "csv",
+    to: Literal[exports.File, exports.Folder, "png"] = "csv",
 ) -> None:
     """Export a results folder's figures or charts in another format.
 
@@ -221,7 +208,7 @@ def export(
         return
     manifest, runs = folder.read(results)
     try:
-        if to == "aiperf" or to == "vllm-bench":
+        if to in exports.FOLDERS:
             _write_files(out, exports.export_files(manifest, runs, to))
             return
         data = exports.export(manifest, runs, to)

@@ -37,6 +37,7 @@ from workloads import Workload
 from workloads.request import Ends
 from workloads.shape import ShapeConfig, shape
 
+ROUTER_UNKNOWN = "the router of the endpoint in {real} is not known and simulated as {mode} (--router-mode)"
 REAL, SIMULATED = "{}, real", "{}, simulated"
 SAME_PACE = 0.01
 """Allowed relative difference in the time over which the same requests arrive: the clock of a past run is not exact."""
@@ -91,7 +92,7 @@ def run_validation(
     else:
         settings = as_calibrated(settings)
         workload, measured = _past(config.real, files, experiment, settings)
-        if config.real.is_file() and workload.notes:
+        if workload.notes:
             console.print("; ".join(workload.notes), soft_wrap=True)
     compared = {
         mode: _simulated(mode, runs, logs.get(mode), settings, workload, experiment.seed)
@@ -317,6 +318,7 @@ def _past(
     _, runs = folder.read(real)
     workload = source_of(files, experiment)(settings.shape)
     found: dict[str, list[Record]] = {}
+    unknown = ""
     for run in runs:
         count = int(run.requests.request.max(initial=-1)) + 1
         if count > len(workload) or (count < len(workload) and run.is_complete):
@@ -327,8 +329,9 @@ def _past(
             )
         _check_alike(real, run, workload, settings)
         mode = run.arm.removesuffix(REAL.format(""))
-        if mode == ENDPOINT:  # a server of others, whose router is not known
+        if mode == ENDPOINT:  # a server of others
             mode = experiment.router_mode[0]
+            unknown = ROUTER_UNKNOWN.format(real=real, mode=mode)
         if not mode.endswith(SIMULATED.format("")):
             found.setdefault(mode, []).append(replace(run, arm=REAL.format(mode)))
-    return workload, found
+    return replace(workload, notes=(*workload.notes, *filter(None, [unknown]))), found

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 from reports.exports import aiperf, bench, guidellm, llmd, openmetrics, tables
 from reports.folder import Manifest
@@ -12,7 +12,7 @@ from reports.tables import comparison
 
 File = Literal["csv", "csv-arms", "parquet", "json", "markdown", "llm-d", "guidellm", "sglang-bench", "openmetrics"]
 Folder = Literal["aiperf", "vllm-bench"]
-FOLDERS: tuple[str, ...] = get_args(Folder)
+FOLDERS: tuple[Literal["aiperf"], Literal["vllm-bench"]] = ("aiperf", "vllm-bench")
 """Forms of several files: one run is one file, or folder, there."""
 
 

@@ -109,13 +109,6 @@ def file_names(runs: list[Record]) -> list[str]:
     return names
 
 
-def load_of(manifest: Manifest, arm: str) -> tuple[int | None, bool]:
-    """Return how many requests may be in flight in an arm (None: any number), and whether requests have arrival times."""
-    load = manifest.get("load", {}) | manifest.get("arms", {}).get(arm, {})
-    closed: int | None = load.get("concurrency")
-    return closed or load.get("max_concurrency"), closed is None
-
-
 def request_rate(answers: Answers) -> float | None:
     """Return the mean rate of the intended arrivals (requests/s); None if there is no span of time."""
     arrivals = answers.requests.intended_s

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from reports.exports.answers import Answers, answers_of, begun_at, file_names, load_of, model_of, request_rate
+from reports.exports.answers import Answers, answers_of, begun_at, file_names, model_of, request_rate
+from reports.figures.load import load_of
 from reports.folder import Manifest
 from reports.record.records import Floats, Record
 
@@ -85,9 +86,9 @@ def _sglang(manifest: Manifest, run: Record) -> dict[str, Any]:
 
 def _load(manifest: Manifest, arm: str, answers: Answers) -> dict[str, Any]:
     """Return the load; without arrival times, requests are sent as soon as they may be."""
-    most, has_arrivals = load_of(manifest, arm)
-    rate = request_rate(answers) if has_arrivals else None
-    return {"request_rate": "inf" if rate is None else rate, "max_concurrency": most}
+    load = load_of(manifest, arm)
+    rate = request_rate(answers) if load.has_arrivals else None
+    return {"request_rate": "inf" if rate is None else rate, "max_concurrency": load.streams}
 
 
 def _counts(answers: Answers) -> dict[str, Any]:

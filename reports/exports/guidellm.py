@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from reports.exports.answers import Answers, answers_of, begun_at, load_of, model_of
+from reports.exports.answers import Answers, answers_of, begun_at, model_of
+from reports.figures.load import Load, load_of
 from reports.folder import Manifest
 from reports.record.records import Floats, Record
 
@@ -72,8 +73,8 @@ def report(manifest: Manifest, runs: list[Record]) -> dict[str, Any]:
     Raises:
         ValueError: no request of a run was answered.
     """
-    most, has_arrivals = load_of(manifest, runs[0].arm)
-    profile = {"kind": "replay"} if has_arrivals else {"kind": "concurrent", "streams": [most]}
+    load = load_of(manifest, runs[0].arm)
+    profile = {"kind": "replay"} if load.has_arrivals else {"kind": "concurrent", "streams": [load.streams]}
     spec = {
         "backend": {"kind": "openai_http", "target": _target(manifest), "model": model_of(manifest) or ""},
         "profile": profile,
@@ -96,8 +97,7 @@ def _version(manifest: Manifest) -> str:
 
 def _benchmark(manifest: Manifest, run: Record, place: int) -> dict[str, Any]:
     answers = answers_of(run)
-    most, has_arrivals = load_of(manifest, run.arm)
-    strategy = {"type_": "trace"} if has_arrivals else {"type_": "concurrent", "streams": most, "max_concurrency": most}
+    strategy = _strategy(load_of(manifest, run.arm))
     start = begun_at(manifest).timestamp()
     first, last = start + float(np.nanmin(answers.sent_s)), start + float(np.nanmax(answers.end_s))
     return {
@@ -117,6 +117,12 @@ def _benchmark(manifest: Manifest, run: Record, place: int) -> dict[str, Any]:
         "metrics": _metrics(answers),
         "requests": {"successful": _requests(answers, start), "errored": [], "incomplete": []},
     }
+
+
+def _strategy(load: Load) -> dict[str, Any]:
+    if load.has_arrivals:
+        return {"type_": "trace"}
+    return {"type_": "concurrent", "streams": load.streams, "max_concurrency": load.streams}
 
 
 def _scheduled(answers: Answers, first: float, last: float) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from reports.figures import metrics
+from reports.figures.load import load_of
 from reports.folder import Manifest
 from reports.foreign import csv_cell
 from reports.record.records import Record
@@ -54,13 +55,13 @@ def arms(manifest: Manifest, summary: Summary) -> bytes:
 
 def _arm(manifest: Manifest, name: str, arm: ArmSummary) -> dict[str, Any]:
     """Return the figures of an arm, by column; times in ms."""
-    load = manifest.get("load", {})
+    load = load_of(manifest, name)
     line: dict[str, Any] = {
         "created": manifest.get("created"),
         "title": manifest["title"],
         "arm": name,
         "workload": manifest["workload"]["name"],
-        "concurrency": load.get("concurrency"),
+        "concurrency": None if load.has_arrivals else load.streams,
         "repeats": arm.repeats,
         "requests": arm.requests,
         "failed": arm.failed,

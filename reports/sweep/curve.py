@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from reports.figures.cells import milliseconds, number
+from reports.figures.load import Load
 from reports.figures.outcomes import outcomes_in_words
 from reports.sweep.points import Point
 
@@ -124,9 +125,7 @@ def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurv
 
 def load_in_words(axis: str, load: float) -> str:
     """Say how much is sent."""
-    if axis == "concurrency":
-        return f"{load:,.0f} stream{'s' * (load != 1)}"
-    return f"{load:,.4g} request{'s' * (load != 1)}/s"
+    return str(Load(round(load)) if axis == "concurrency" else Load(rate=load))
 
 
 def verdict(found: Sequence[LoadCurve], *, has_limits: bool) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from reports import folder
+from reports.figures.load import load_of
 from reports.theirs.measured import Measured, of_runs
 from reports.theirs.source import is_theirs, read_theirs
 
@@ -42,6 +43,7 @@ def read(path: Path) -> dict[str, Measured]:
         return read_theirs(path)
     manifest, runs = folder.read(path)
     arms = dict.fromkeys(run.arm for run in runs)
-    load = manifest.get("load", {})
-    said = f"{load['concurrency']:,} at a time" if load.get("concurrency") else ""
-    return {arm: of_runs([run for run in runs if run.arm == arm], tool="dynabench", load=said) for arm in arms}
+    return {
+        arm: of_runs([run for run in runs if run.arm == arm], tool="dynabench", load=load_of(manifest, arm))
+        for arm in arms
+    }

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from reports.figures.load import Load, sent_as
 from reports.figures.metrics import Statistics, Throughput
 from reports.record.records import MAX_S, Record, Requests
 from reports.theirs.measured import Measured, gap_rows, of_figures, of_runs, statistics
@@ -166,10 +167,9 @@ def _statistics(figure: Figure) -> Statistics:
     return statistics(figure.count or 0, found, scale=SCALES[figure.unit])
 
 
-def load_of(value: dict[str, Any]) -> str:
-    """Say how requests were sent, if its settings are there."""
+def load_of(value: dict[str, Any]) -> Load | None:
+    """Return how requests were sent, if its settings are there."""
     config = value.get("input_config")
     phases = config.get("phases") if isinstance(config, dict) else None
     first = next((one for one in phases or () if isinstance(one, dict) and one.get("name") == "profiling"), {})
-    most, rate = first.get("concurrency"), first.get("rate")
-    return ", ".join(filter(None, [f"{rate} requests/s" if rate else "", f"{most} at a time" if most else ""]))
+    return sent_as(first.get("concurrency"), first.get("rate"))

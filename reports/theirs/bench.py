@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from reports.figures import metrics
+from reports.figures.load import sent_as
 from reports.figures.metrics import Statistics, Throughput
 from reports.record.records import MAX_S, Record, Requests
 from reports.theirs.measured import Measured, gap_rows, of_figures, of_runs, statistics
@@ -71,7 +72,7 @@ def read_sglang(objects: list[dict[str, Any]]) -> dict[str, Measured]:
 
 def _named(found: list[tuple[dict[str, Any], Measured]]) -> dict[str, Measured]:
     """Name runs by their own label or load, and by their place where these are equal."""
-    names = [str(value.get("label") or value.get("tag") or run.load) for value, run in found]
+    names = [str(value.get("label") or value.get("tag") or run.load or "") for value, run in found]
     return {
         name if names.count(name) == 1 and name else f"{name} ({place})".strip(): run
         for place, (name, (_, run)) in enumerate(zip(names, found, strict=True), 1)
@@ -93,7 +94,7 @@ def _vllm(value: dict[str, Any]) -> Measured:
     gaps = len(record.gaps)
     is_by_token = gaps == sum(max(length - 1, 0) for length in details.output_lens)
     lacks = () if is_by_token or not gaps else (OF_CHUNKS,)
-    return of_runs([record], tool="vllm bench serve", load=_load(run), lacks=lacks)
+    return of_runs([record], tool="vllm bench serve", load=sent_as(run.max_concurrency, run.request_rate), lacks=lacks)
 
 
 def _record(details: Detailed, wall_s: float) -> Record:
@@ -150,15 +151,6 @@ def _figures(value: dict[str, Any], tool: str, end_to_end: str, *lacks: str) -> 
         rates=Throughput(run.request_throughput, run.output_throughput),
         tokens=(run.total_input_tokens / max(run.completed, 1), run.total_output_tokens / max(run.completed, 1)),
         tool=tool,
-        load=_load(run),
+        load=sent_as(run.max_concurrency, run.request_rate),
         lacks=(*lacks, OF_CHUNKS),
     )
-
-
-def _load(run: BenchRun) -> str:
-    rate = run.request_rate if isinstance(run.request_rate, float | int) and np.isfinite(run.request_rate) else None
-    parts = [
-        f"{rate:g} requests/s" if rate else "",
-        f"{run.max_concurrency:,} at a time" if run.max_concurrency else "",
-    ]
-    return ", ".join(filter(None, parts))

@@ -59,7 +59,7 @@ def grid(found: Mapping[str, Measured], *, is_whole: bool = True) -> Grid:
     against = next(iter(found)) if len(set(base.values())) == 1 else "the first of its load"
     rows = [
         ("measured by", [run.tool for run in runs]),
-        ("load", [run.load or "n/a" for run in runs]),
+        ("load", ["n/a" if run.load is None else str(run.load) for run in runs]),
         ("requests", [number(run.arm.requests) for run in runs]),
         ("failed requests", [number(run.arm.failed) for run in runs]),
         ("mean prompt (tokens)", [number(run.isl, 1) for run in runs]),
@@ -182,8 +182,8 @@ def _other_work(first: Measured, other: Measured) -> str:
         for what, (one, two) in pairs.items()
         if one is not None and two is not None and abs(two - one) > OTHER_WORK * one
     ]
-    is_other_load = first.load and other.load and first.load != other.load
-    return listed([*differ, *["load"] * bool(is_other_load)])
+    is_other_load = first.load is not None and other.load is not None and first.load.is_other_than(other.load)
+    return listed([*differ, *["load"] * is_other_load])
 
 
 def _sentence(metric: str, name: str, base: str, change: Change) -> str:

@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 from msgspec import UNSET, Meta, UnsetType
 
+from reports.figures.load import Load, sent_as
 from reports.figures.metrics import Statistics, Throughput
 from reports.record.records import MAX_S, Record, Requests
 from reports.theirs.measured import Measured, gap_rows, of_figures, of_runs, statistics, with_itl
@@ -110,10 +111,18 @@ class Strategy(msgspec.Struct, frozen=True):
         """Whether requests should be sent at times that do not depend on answers."""
         return self.type_ in ("constant", "poisson", "trace")
 
-    def __str__(self) -> str:
-        if self.streams:
-            return f"{self.streams:,} at a time"
-        return f"{self.rate:g} requests/s" if self.rate else self.type_
+    @property
+    def load(self) -> Load | None:
+        """What it sends; None if that is not known."""
+        match self.type_:
+            case "trace":
+                return Load(is_trace=True)
+            case "synchronous":
+                return Load(1)
+            case "concurrent":
+                return sent_as(self.streams, None)
+            case _:
+                return sent_as(None, self.rate)
 
 
 class Config(msgspec.Struct, frozen=True):
@@ -146,11 +155,15 @@ def read(objects: list[dict[str, Any]]) -> dict[str, Measured]:
     benchmarks = msgspec.convert(objects[0]["benchmarks"], list[Benchmark])
     if not benchmarks:
         raise ValueError("it has no benchmarks")
-    names = [str((one.config.environment or {}).get("arm") or one.config.strategy) for one in benchmarks]
+    names = [_name(one.config) for one in benchmarks]
     return {
         name if names.count(name) == 1 else f"{name} ({place})": _measured(one)
         for place, (name, one) in enumerate(zip(names, benchmarks, strict=True), 1)
     }
+
+
+def _name(config: Config) -> str:
+    return str((config.environment or {}).get("arm") or config.strategy.load or config.strategy.type_)
 
 
 def _measured(benchmark: Benchmark) -> Measured:
@@ -159,7 +172,7 @@ def _measured(benchmark: Benchmark) -> Measured:
     if not kept or len(kept) != totals.successful or totals.errored or totals.incomplete:
         return _figures(benchmark, len(kept))
     record = _record(kept, benchmark.config.strategy)
-    measured = of_runs([record], tool=TOOL, load=str(benchmark.config.strategy), lacks=(MEAN_ITL,))
+    measured = of_runs([record], tool=TOOL, load=benchmark.config.strategy.load, lacks=(MEAN_ITL,))
     # Weighted by tokens, its mean over requests is the mean time between tokens.
     return with_itl(measured, _itl(benchmark.metrics))
 
@@ -219,6 +232,6 @@ def _figures(benchmark: Benchmark, kept: int) -> Measured:
         rates=Throughput(mean(found.requests_per_second), mean(found.output_tokens_per_second)),
         tokens=(mean(found.prompt_token_count), mean(found.output_token_count)),
         tool=TOOL,
-        load=str(benchmark.config.strategy),
+        load=benchmark.config.strategy.load,
         lacks=(*said, MEAN_ITL, OTHER_TPOT, OF_STREAM),
     )

@@ -9,6 +9,7 @@ from msgspec import structs
 
 from reports.figures import metrics
 from reports.figures.insight import Imbalance, Waterfall
+from reports.figures.load import Load
 from reports.figures.metrics import LEAST_SAMPLES, Cache, Intervals, Statistics, Throughput
 from reports.figures.stability import Stability
 from reports.figures.statistics import blocks_of, mean_interval
@@ -31,13 +32,13 @@ class Measured:
     isl: float | None
     """Mean prompt length (tokens)."""
     osl: float | None
-    load: str = ""
-    """How requests were sent; empty if that is not known."""
+    load: Load | None = None
+    """How requests were sent; None if that is not known."""
     lacks: tuple[str, ...] = ()
     """What is not there, or means something else, in words."""
 
 
-def of_runs(runs: Sequence[Record], *, tool: str, load: str = "", lacks: tuple[str, ...] = ()) -> Measured:
+def of_runs(runs: Sequence[Record], *, tool: str, load: Load | None = None, lacks: tuple[str, ...] = ()) -> Measured:
     """Return the repeats of an arm whose requests are known."""
     measured = [run.measured for run in runs]
     arm = next(iter(summarize(list(runs), with_intervals=False).arms.values()))
@@ -76,7 +77,7 @@ def of_figures(
     rates: Throughput,
     tokens: tuple[float | None, float | None],
     tool: str,
-    load: str,
+    load: Load | None,
     lacks: tuple[str, ...],
 ) -> Measured:
     """Return a run of which only figures are known; `tokens` are the mean lengths of prompts and answers."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from foundation.errors import UserError
 from foundation.text import one_line
+from reports.figures.load import Load
 from reports.theirs import aiperf, bench, guidellm
 from reports.theirs.measured import Measured
 
@@ -55,10 +56,10 @@ def read_theirs(path: Path) -> dict[str, Measured]:
     raise UserError(f"{file}: not the output of a tool that is known here; looked for {looked_for}")
 
 
-def _load_beside(path: Path) -> str:
-    """Say how requests of an AIPerf folder were sent; empty if its settings are not there, or it is a file."""
+def _load_beside(path: Path) -> Load | None:
+    """Return how requests of an AIPerf folder were sent; None if its settings are not there, or it is a file."""
     figures = path / FIGURES
-    return aiperf.load_of(next(_objects(figures))) if figures.is_file() else ""
+    return aiperf.load_of(next(_objects(figures))) if figures.is_file() else None
 
 
 def _objects(file: Path) -> Iterator[dict[str, Any]]:

@@ -421,6 +421,22 @@ def test_a_past_run_is_held_against_the_same_workers_and_arrivals(flags, problem
         assert (done.returncode, problem in done.stderr) == (2, True), done.stderr
 
 
+def test_the_router_that_is_assumed_of_an_endpoint_is_named(tmp_path):
+    trace = tmp_path / "w.jsonl"
+    trace.write_text("".join(json.dumps(MOONCAKE | {"timestamp": 1000 * number}) + "\n" for number in range(4)))
+    past = dynabench("simulate", trace, "--workers", 1, "--router-mode", "round-robin", "--out", tmp_path / "past")
+    assert past.returncode == 0, past.stderr
+    head = tmp_path / "past" / "experiment.json"
+    manifest = json.loads(head.read_text())
+    manifest["runs"][0]["arm"] = "endpoint"
+    head.write_text(json.dumps(manifest))
+    done = dynabench("validate", trace, "--real", tmp_path / "past", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    said = "past is not known and simulated as round-robin (--router-mode)"
+    assert said in done.stdout.replace("\n", " ")
+    assert said in read(tmp_path / "out")[0]["subtitle"]
+
+
 def test_answers_that_the_model_ended_are_simulated_as_long_as_they_were():
     planned = [Request(float(n), 8, 10, (n,), ends="length" if n == 3 else "stop") for n in range(4)]
     found = Requests.of(  # in the order in which they ended

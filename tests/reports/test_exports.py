@@ -3,12 +3,14 @@
 import csv
 import io
 import json
+from typing import get_args, get_type_hints
 
 import pandas as pd
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics_families
 from prometheus_client.parser import text_string_to_metric_families as prometheus_families
 
+from dynabench.cli.results import export
 from reports import exports
 from tests.reports.runs import MANIFEST, live, run
 
@@ -66,6 +68,9 @@ def test_a_line_per_arm_has_the_same_columns_for_every_run():
     first, other = csv.DictReader(lines)
     assert (first["arm"], other["arm"], other["requests"], other["ttft_mean_ms"]) == ("'=a", "b", "2", "1250.0")
     assert (other["ttft_p90_ms"], other["goodput_requests_per_s"], other["concurrency"]) == ("", "", "")
+    closed = MANIFEST | {"arms": {"=a": {"concurrency": 2}, "b": {"concurrency": 8}}}
+    text = exports.export(closed, [run("=a"), run("b")], "csv-arms").decode()
+    assert [row["concurrency"] for row in csv.DictReader(io.StringIO(text))] == ["2", "8"]
     limited = exports.export(MANIFEST | {"limits": ["ttft <= 1s"]}, [run()], "csv-arms").decode().splitlines()
     assert limited[0] == lines[0]
 
@@ -157,6 +162,11 @@ def test_simulated_runs_are_written_for_all_tools(tmp_path):
         assert exports.export(MANIFEST, [run()], to)
     for to in exports.FOLDERS:
         assert exports.export_files(MANIFEST, [run()], to)
+
+
+def test_the_command_offers_each_form_and_knows_which_are_folders():
+    assert set(get_args(get_type_hints(export)["to"])) == {*get_args(exports.File), *get_args(exports.Folder), "png"}
+    assert get_args(exports.Folder) == exports.FOLDERS
 
 
 def test_arms_whose_names_are_no_file_names_get_files_of_their_own():

@@ -308,3 +308,10 @@ def test_a_run_without_a_request_has_a_report(tmp_path):
     _, summary = folder.rebuild(out)
     assert [(arm.requests, arm.preemptions, arm.ttft.mean) for arm in summary.arms.values()] == [(0, 0, None)] * 2
     assert "No request succeeded" in (out / "report.html").read_text()
+
+
+def test_the_folder_of_a_benchmark_is_refused_by_its_kind(tmp_path):
+    (tmp_path / "sweep.json").write_text("{}")
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ReportError, match=r"is the folder of a benchmark, not of runs; .*runs has those of each load"):
+        folder.read(tmp_path)

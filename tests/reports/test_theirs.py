@@ -1,6 +1,7 @@
 """What other tools measured, in our terms: read from what they wrote of real runs."""
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from foundation.errors import UserError
 from reports import exports, folder, theirs
+from reports.figures.load import Load, load_of, sent_as
 from reports.theirs import comparison
 from reports.theirs.measured import NO_REQUESTS
 from tests.reports.runs import MANIFEST, live, run
@@ -32,7 +34,7 @@ def vllm():
 
 def test_vllms_detailed_run_has_its_own_means_and_an_interval(vllm):
     measured = only(SAMPLES / "vllm-bench.json")
-    assert (measured.tool, measured.load, measured.arm.requests) == ("vllm bench serve", "2 at a time", 6)
+    assert (measured.tool, measured.load, measured.arm.requests) == ("vllm bench serve", Load(2), 6)
     assert measured.arm.ttft.mean == pytest.approx(vllm["mean_ttft_ms"] / 1000)
     assert measured.arm.tpot.mean == pytest.approx(vllm["mean_tpot_ms"] / 1000)
     assert measured.arm.e2e.mean == pytest.approx(vllm["mean_e2el_ms"] / 1000)
@@ -66,9 +68,9 @@ def test_a_failed_request_of_vllm_is_a_failure(vllm, tmp_path):
 def test_runs_appended_to_a_file_are_named_by_their_load(vllm, tmp_path):
     other = vllm | {"max_concurrency": 4}
     path = written(tmp_path / "v.json", f"{json.dumps(vllm)}\n{json.dumps(other)}")
-    assert list(theirs.read(path)) == ["2 at a time", "4 at a time"]
+    assert list(theirs.read(path)) == ["2 streams", "4 streams"]
     path = written(tmp_path / "w.json", f"{json.dumps(vllm)}\n{json.dumps(vllm)}")
-    assert list(theirs.read_all([path])) == ["w.json 2 at a time (1)", "w.json 2 at a time (2)"]
+    assert list(theirs.read_all([path])) == ["w.json 2 streams (1)", "w.json 2 streams (2)"]
 
 
 def test_sglangs_line_has_figures_only():
@@ -84,21 +86,21 @@ def test_aiperfs_requests_and_its_figures_agree():
         assert rows.arm.metric(metric).mean == pytest.approx(figures.arm.metric(metric).mean), metric
     assert rows.arm.ttft.intervals
     assert not figures.arm.ttft.intervals
-    assert (figures.load, rows.isl, figures.isl) == ("2 at a time", figures.isl, pytest.approx(rows.isl))
+    assert (figures.load, rows.isl, figures.isl) == (Load(2), figures.isl, pytest.approx(rows.isl))
 
 
 def test_aiperfs_folder_is_its_requests_with_the_load_of_its_settings(tmp_path):
     for name in ("profile_export.jsonl", "profile_export_aiperf.json"):
         written(tmp_path / name, (SAMPLES / name).read_text())
     assert theirs.is_theirs(tmp_path)
-    assert only(tmp_path).load == "2 at a time"
+    assert only(tmp_path).load == Load(2)
     assert only(tmp_path).arm.ttft.intervals
 
 
 def test_guidellms_benchmarks_are_runs_by_their_load():
     found = theirs.read(SAMPLES / "guidellm.json")
     (report,) = [json.loads((SAMPLES / "guidellm.json").read_text())]
-    assert list(found) == ["1 at a time", "2 at a time"]
+    assert list(found) == ["1 stream", "2 streams"]
     for measured, benchmark in zip(found.values(), report["benchmarks"], strict=True):
         metrics = benchmark["metrics"]
         assert measured.arm.ttft.mean == pytest.approx(metrics["time_to_first_token_ms"]["successful"]["mean"] / 1000)
@@ -153,15 +155,15 @@ def test_runs_are_compared_at_the_same_load(tmp_path):
     again.write_text((SAMPLES / "guidellm.json").read_text())
     found = theirs.read_all([SAMPLES / "guidellm.json", again])
     assert comparison.bases(found) == {
-        "guidellm.json 2 at a time": "guidellm.json 1 at a time",
-        "again.json 1 at a time": "guidellm.json 1 at a time",
-        "again.json 2 at a time": "guidellm.json 2 at a time",
+        "guidellm.json 2 streams": "guidellm.json 1 stream",
+        "again.json 1 stream": "guidellm.json 1 stream",
+        "again.json 2 streams": "guidellm.json 2 streams",
     }
     said = comparison.verdict(found)
     assert said[-1] == (
-        "guidellm.json 2 at a time had other load than guidellm.json 1 at a time, so their times do not compare servers."
+        "guidellm.json 2 streams had other load than guidellm.json 1 stream, so their times do not compare servers."
     )
-    assert "TTFT from sent of again.json 2 at a time and guidellm.json 2 at a time may be equal" in " ".join(said)
+    assert "TTFT from sent of again.json 2 streams and guidellm.json 2 streams may be equal" in " ".join(said)
     assert "TTFT from sent mean vs the first of its load" in dict(comparison.grid(found).rows)
 
 
@@ -222,3 +224,72 @@ def test_a_run_of_ours_stands_beside_theirs(tmp_path):
     assert list(found) == ["ours", "vllm-bench.json"]
     assert comparison.summarize(found).arms["ours"].ttft.mean == 1.25
     assert comparison.markdown(found).splitlines()[4].startswith("|  | ours | vllm-bench.json |")
+
+
+def test_equal_loads_are_equal_whichever_tool_wrote_them(tmp_path):
+    aiperf = json.loads((SAMPLES / "profile_export_aiperf.json").read_text())
+    report = json.loads((SAMPLES / "guidellm.json").read_text())
+    (phase,), (first, other) = aiperf["input_config"]["phases"], report["benchmarks"]
+    phase["concurrency"], first["config"]["strategy"]["streams"] = 1024, 1024
+    other["config"]["strategy"] = {"type_": "constant", "rate": 10}
+    closed = only(written(tmp_path / "closed.json", aiperf)).load
+    phase |= {"concurrency": None, "rate": 10.0}
+    paced = only(written(tmp_path / "paced.json", aiperf)).load
+    found = theirs.read(written(tmp_path / "g.json", report))
+    assert list(found) == ["1,024 streams", "10 requests/s"]
+    assert [one.load for one in found.values()] == [closed, paced]
+    assert closed.is_other_than(paced)
+
+
+def test_arms_of_ours_are_compared_at_their_own_loads(tmp_path):
+    arms = {"concurrency=2": {"concurrency": 2}, "concurrency=8": {"concurrency": 8}, "rate=2.5": {"rate": 2.5}}
+    runs = [run(name) for name in arms]
+    manifest = MANIFEST | {"schema": folder.SCHEMA, "runs": folder.facts_of(runs), "arms": arms}
+    folder.write(tmp_path / "ours", manifest, runs, with_charts=False)
+    found = theirs.read_all([tmp_path / "ours", SAMPLES / "vllm-bench.json"])
+    assert dict(comparison.grid(found).rows)["load"] == ["2 streams", "8 streams", "2.5 requests/s", "2 streams"]
+    assert "ours concurrency=8 and ours rate=2.5 had other load than ours concurrency=2" in " ".join(
+        comparison.verdict(found)
+    )
+
+
+def test_runs_of_several_folders_keep_their_loads(tmp_path):
+    for name, streams in (("a", 2), ("b", 8)):
+        manifest = MANIFEST | {
+            "schema": folder.SCHEMA,
+            "runs": folder.facts_of([run()]),
+            "load": {"concurrency": streams},
+        }
+        folder.write(tmp_path / name, manifest, [run()], with_charts=False)
+    manifest, runs = folder.combine([tmp_path / "a", tmp_path / "b"])
+    folder.write(tmp_path / "both", manifest, runs, with_charts=False)
+    assert [one.load for one in theirs.read(tmp_path / "both").values()] == [Load(2), Load(8)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"concurrency": 1}, "1 stream"),
+        ({"session_concurrency": 8}, "8 streams"),
+        ({"rate": 10.0, "max_concurrency": 16}, "10 requests/s, at most 16 streams"),
+        ({"rate": 10.0, "rate_profile": "ramp"}, "arrival times"),
+        ({}, "arrival times"),
+    ],
+)
+def test_a_load_is_said_in_words(settings, said):
+    assert str(load_of({"load": settings}, "a")) == said
+
+
+def test_the_rate_of_a_trace_is_not_known_and_so_not_another():
+    assert not Load(is_trace=True).is_other_than(Load(rate=10))
+    assert Load(is_trace=True).is_other_than(Load(10))
+    assert Load(rate=9).is_other_than(Load(rate=10))
+
+
+def test_a_load_that_is_no_number_is_not_known():
+    assert [sent_as(8, "inf"), sent_as(None, math.inf), sent_as([8], None), sent_as(8, "ten")] == [
+        Load(8),
+        None,
+        None,
+        None,
+    ]
