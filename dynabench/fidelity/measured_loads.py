@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
+from dynabench.apis import endpoint_of
 from dynabench.experiment.source import load_workload
 from foundation.errors import UserError
 from foundation.text import one_line
 from reports import folder
+from reports.exports.answers import model_of
 from reports.figures.metrics import of_each, share
 from reports.record.records import Record
 from reports.sweep.report import runs_within
@@ -33,6 +35,7 @@ Floats = npt.NDArray[np.float64]
 class MeasuredLoad:
     """One run: its workload as it was answered, how it was sent, and the times by request."""
 
+    folder: Path
     name: str
     workload: Workload
     load: LoadConfig
@@ -42,7 +45,10 @@ class MeasuredLoad:
     isl: npt.NDArray[np.int32]
     in_system: float
     """The mean number of requests in flight."""
+    server: str
+    """Its address; nothing if it was our own stack."""
     model: str
+    """The name that requests asked for; nothing if they named none."""
     hit_share: float | None
     """The share of prompt tokens that the server found in its prefix cache, if it or its answers say so."""
     shares_nothing: bool
@@ -104,8 +110,8 @@ def _load(path: Path, manifest: dict[str, Any], run: Record) -> MeasuredLoad:
     busy_s = float((done.last_token_s - done.sent_s).filled(0).sum())
     span_s = float(done.last_token_s.filled(0).max() - requests.sent_s.filled(np.inf).min())
     name = f"{load.kept} at a time" if load.is_closed else f"{len(done) / max(span_s, 1e-9):.3g} requests/s"
-    client = manifest.get("client") or {}
     return MeasuredLoad(
+        path,
         f"{path.name}: {name}",
         same,
         load,
@@ -113,10 +119,16 @@ def _load(path: Path, manifest: dict[str, Any], run: Record) -> MeasuredLoad:
         times["tpot"],
         isl,
         busy_s / max(span_s, 1e-9),
-        str(client.get("url") or ""),
+        _server(manifest, changes),
+        str(changes.get("model_name") or changes.get("model") or model_of(manifest) or ""),
         _hit_share(run),
         shares_nothing,
     )
+
+
+def _server(manifest: dict[str, Any], changes: dict[str, Any]) -> str:
+    url = changes.get("url") or (manifest.get("client") or {}).get("url")
+    return endpoint_of(str(url)).base if url else ""
 
 
 def _hit_share(run: Record) -> float | None:
