@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.fidelity.least_squares import Floats, fit
+from dynabench.fidelity.least_squares import fit
 from dynabench.fidelity.measured_loads import MeasuredLoad, read_loads
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
@@ -32,7 +32,7 @@ from mocker.timing.calibrated import StepCosts
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
 from reports.figures.metrics import of_each, share
-from reports.record.records import Record
+from reports.record.records import Floats, Record
 
 Rows = npt.NDArray[np.intp]
 LEAST_LOADS = 2

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
 from dynabench.apis import endpoint_of
@@ -16,7 +15,7 @@ from foundation.text import one_line
 from reports import folder
 from reports.exports.answers import model_of
 from reports.figures.metrics import of_each, share
-from reports.record.records import Record
+from reports.record.records import Floats, Ints, Record
 from reports.sweep.report import runs_within
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
@@ -28,7 +27,6 @@ OFF = 0.05
 BUNDLED = "bundled"
 OWN_BLOCK = 1 << 20
 """Block size at which no two prompts share a block."""
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class MeasuredLoad:
     ttft_s: Floats
     """From sent; NaN for requests that failed or are not measured, like the next field."""
     tpot_s: Floats
-    isl: npt.NDArray[np.int32]
+    isl: Ints
     in_system: float
     """The mean number of requests in flight."""
     server: str
@@ -153,9 +151,7 @@ def _settings(kind: type[Any], said: dict[str, Any], changes: dict[str, Any]) ->
     return msgspec.convert(said | {name: changes[name] for name in names}, kind)
 
 
-def _answered(
-    workload: Workload, isl: npt.NDArray[np.int32], osl: npt.NDArray[np.int32], *, shares_nothing: bool
-) -> Workload:
+def _answered(workload: Workload, isl: Ints, osl: Ints, *, shares_nothing: bool) -> Workload:
     """Return the workload with the lengths of a run; with prompts of their own, if they were not the workload's."""
     requests: list[Request] = []
     for number, request in enumerate(workload.requests):
