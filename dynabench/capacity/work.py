@@ -10,12 +10,10 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import Prefill
-
-Floats = npt.NDArray[np.float64]
+from reports.record.records import Floats
 
 NUM_PRICES = 24
 """The number of prices that are tried of an answer token, and of a KV token."""

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.fidelity.least_squares import Floats, fit
+from dynabench.fidelity.least_squares import fit
 from dynabench.fidelity.measured_loads import MeasuredLoad, read_loads
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
@@ -32,7 +32,7 @@ from mocker.timing.calibrated import StepCosts
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import SCHEMA
 from reports.figures.metrics import of_each, share
-from reports.record.records import Record
+from reports.record.records import Floats, Record
 
 Rows = npt.NDArray[np.intp]
 LEAST_LOADS = 2
@@ -44,6 +44,8 @@ HITS_OFF = 0.05
 """Hit shares that differ by more are of caches that differ."""
 DISTINCT = 1.2
 """Two loads whose requests in flight differ by less than this factor are one load."""
+MOST_NAMED = 3
+"""The most folders of a server that an error names."""
 TOLD = ("num_gpu_blocks", "async_scheduling")
 """Settings of the engine that a simulation takes from the file."""
 AS_FLAGS = (
@@ -116,11 +118,12 @@ def fit_runs(
         console: shows the progress.
 
     Raises:
-        UserError: there are too few loads, a folder cannot be used, or the file exists.
+        UserError: there are too few loads, they are of several servers or models, a folder cannot be used, or the file exists.
     """
     if out.exists():
         raise UserError(f"{out} exists; choose another file, or remove it")
     loads = read_loads(folders)
+    _check_one_server(loads)
     levels = _levels(loads)
     _check_levels(levels)
     with tempfile.TemporaryDirectory(prefix="dynabench-") as folder:
@@ -139,7 +142,7 @@ def fit_runs(
             held_out += Fitting(level, engine, workers, Path(folder)).errors(without)
     found = contents(values, engine, workers) | {
         "model": loads[0].model,
-        "fitted_to": f"what a client saw of {loads[0].model or 'a server'}",
+        "fitted_to": f"what a client saw of {loads[0].server or 'a server'}",
         "covers": [_covered(load, error) for load, error in zip(loads, errors, strict=True)],
         "held_out_percent": _mean_errors(held_out),
     }
@@ -228,6 +231,23 @@ def _levels(loads: Sequence[MeasuredLoad]) -> list[list[MeasuredLoad]]:
         else:
             found.append([load])
     return found
+
+
+def _check_one_server(loads: Sequence[MeasuredLoad]) -> None:
+    for what, unnamed in (("server", "our own stack"), ("model", "no name")):
+        places: dict[str, list[str]] = {}
+        for load in loads:
+            places.setdefault(getattr(load, what) or unnamed, []).append(str(load.folder))
+        if len(places) > 1:
+            found = [f"{one} ({_few(list(dict.fromkeys(folders)))})" for one, folders in places.items()]
+            raise UserError(
+                f"--from names runs of {len(places)} {what}s, and step times are those of one: {listed(found)}; "
+                f"give --from only folders of the same {what}"
+            )
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + f" and {len(names) - MOST_NAMED:,} more" * (len(names) > MOST_NAMED)
 
 
 def _check_levels(levels: Sequence[Sequence[MeasuredLoad]]) -> None:

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
-Floats = npt.NDArray[np.float64]
+from reports.record.records import Flags, Floats
+
 MOST_DAMPING = 1e4
 LEAST_GAIN = 1e-3
 """A step that improves the sum of squares by less than this is the last."""
@@ -34,7 +34,7 @@ def non_negative(matrix: Floats, target: Floats) -> Floats:
     return found
 
 
-def _descend(matrix: Floats, target: Floats, found: Floats, is_free: npt.NDArray[np.bool_]) -> Floats:
+def _descend(matrix: Floats, target: Floats, found: Floats, is_free: Flags) -> Floats:
     """Move towards the best free coefficients, fixing each that reaches zero on the way (modifies `is_free`)."""
     while is_free.any():
         best = np.zeros(len(found))

@@ -6,15 +6,16 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from msgspec import structs
 
+from dynabench.apis import endpoint_of
 from dynabench.experiment.source import load_workload
 from foundation.errors import UserError
 from foundation.text import one_line
 from reports import folder
+from reports.exports.answers import model_of
 from reports.figures.metrics import of_each, share
-from reports.record.records import Record
+from reports.record.records import Floats, Ints, Record
 from reports.sweep.report import runs_within
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
@@ -26,23 +27,26 @@ OFF = 0.05
 BUNDLED = "bundled"
 OWN_BLOCK = 1 << 20
 """Block size at which no two prompts share a block."""
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredLoad:
     """One run: its workload as it was answered, how it was sent, and the times by request."""
 
+    folder: Path
     name: str
     workload: Workload
     load: LoadConfig
     ttft_s: Floats
     """From sent; NaN for requests that failed or are not measured, like the next field."""
     tpot_s: Floats
-    isl: npt.NDArray[np.int32]
+    isl: Ints
     in_system: float
     """The mean number of requests in flight."""
+    server: str
+    """Its address; nothing if it was our own stack."""
     model: str
+    """The name that requests asked for; nothing if they named none."""
     hit_share: float | None
     """The share of prompt tokens that the server found in its prefix cache, if it or its answers say so."""
     shares_nothing: bool
@@ -104,8 +108,8 @@ def _load(path: Path, manifest: dict[str, Any], run: Record) -> MeasuredLoad:
     busy_s = float((done.last_token_s - done.sent_s).filled(0).sum())
     span_s = float(done.last_token_s.filled(0).max() - requests.sent_s.filled(np.inf).min())
     name = f"{load.kept} at a time" if load.is_closed else f"{len(done) / max(span_s, 1e-9):.3g} requests/s"
-    client = manifest.get("client") or {}
     return MeasuredLoad(
+        path,
         f"{path.name}: {name}",
         same,
         load,
@@ -113,10 +117,16 @@ def _load(path: Path, manifest: dict[str, Any], run: Record) -> MeasuredLoad:
         times["tpot"],
         isl,
         busy_s / max(span_s, 1e-9),
-        str(client.get("url") or ""),
+        _server(manifest, changes),
+        str(changes.get("model_name") or changes.get("model") or model_of(manifest) or ""),
         _hit_share(run),
         shares_nothing,
     )
+
+
+def _server(manifest: dict[str, Any], changes: dict[str, Any]) -> str:
+    url = changes.get("url") or (manifest.get("client") or {}).get("url")
+    return endpoint_of(str(url)).base if url else ""
 
 
 def _hit_share(run: Record) -> float | None:
@@ -141,9 +151,7 @@ def _settings(kind: type[Any], said: dict[str, Any], changes: dict[str, Any]) ->
     return msgspec.convert(said | {name: changes[name] for name in names}, kind)
 
 
-def _answered(
-    workload: Workload, isl: npt.NDArray[np.int32], osl: npt.NDArray[np.int32], *, shares_nothing: bool
-) -> Workload:
+def _answered(workload: Workload, isl: Ints, osl: Ints, *, shares_nothing: bool) -> Workload:
     """Return the workload with the lengths of a run; with prompts of their own, if they were not the workload's."""
     requests: list[Request] = []
     for number, request in enumerate(workload.requests):

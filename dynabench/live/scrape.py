@@ -34,6 +34,8 @@ class Exporter:
     url: str
     headers: dict[str, str] = field(default_factory=dict)
     tls: ssl.SSLContext | None = None
+    proxy: str | None = None
+    """The HTTP proxy on the way to it."""
 
 
 async def fetch(session: aiohttp.ClientSession, exporter: Exporter) -> bytes:
@@ -45,7 +47,9 @@ async def fetch(session: aiohttp.ClientSession, exporter: Exporter) -> bytes:
     ssl_ = True if exporter.tls is None else exporter.tls
     try:
         # A redirection is not followed: our headers may hold a key.
-        async with session.get(exporter.url, headers=exporter.headers, ssl=ssl_, allow_redirects=False) as response:
+        async with session.get(
+            exporter.url, headers=exporter.headers, ssl=ssl_, proxy=exporter.proxy, allow_redirects=False
+        ) as response:
             if response.status != 200:
                 raise ScrapeError(f"it answers with status {response.status}")
             text = await body_of(response, MAX_BYTES)

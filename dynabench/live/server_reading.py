@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
 from dynabench.live.scrape import Labels, ScrapeError, Series
 from dynabench.live.server_names import GPU_EXPORTERS, SERVERS, START, Count, GpuExporter, Software, State
@@ -13,7 +14,6 @@ Rows = Mapping[Series, float]
 _PARTS = ("_bucket", "_sum", "_count")
 _GROWING = ("_total", *_PARTS)
 """How the names of what only grows end, but for TGI's."""
-_COUNTS: tuple[Count, ...] = ("requests", "preemptions", "prompt_tokens", "output_tokens")
 
 
 def gauges(software: Iterable[Software], gpus: Iterable[GpuExporter]) -> set[str]:
@@ -75,7 +75,7 @@ def counts_of(rows: Rows, software: Sequence[Software], published: set[str]) -> 
     """Return what was counted, by the names of `ServerUse`'s fields; what nobody counts is left out."""
     found: dict[str, float] = {}
     for one in software:
-        for name in _COUNTS:
+        for name in get_args(Count):
             known = next((each for each in one.counts.get(name, ()) if _is_published(each, published)), None)
             if known is not None:
                 found.setdefault(name, _total(rows, known, one))

@@ -151,9 +151,9 @@ class ServerWatch:
         target = self._target
         # The servers whose metrics come in several formats choose one by what is accepted.
         headers = {name: value for name, value in target.headers.items() if name not in ("accept", "content-type")}
-        own = tuple(Exporter(f"{target.url}{path}", headers, target.tls) for path in PATHS)
+        own = tuple(Exporter(f"{target.url}{path}", headers, target.tls, target.proxy) for path in PATHS)
         others = [
-            Exporter(url, {}, tls_context(url, ca_file=target.ca_file, insecure=target.insecure))
+            Exporter(url, {}, tls_context(url, ca_file=target.ca_file, insecure=target.insecure), target.proxy)
             for url in map(with_path, self._others)
         ]
         return [own, *((other,) for other in others if other.url != own[0].url)]

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from dynabench.apis import object_of
+
 Fields = dict[str, Any]
 SYSTEM = ("system", "developer")
 
@@ -50,10 +52,10 @@ def response_fields(fields: Fields) -> Fields:
         fields["tool_choice"] = _without_kind(choice)
     if isinstance(wanted := fields.pop("response_format", None), dict):
         schema = wanted.get("json_schema")
-        form = {"type": wanted.get("type"), **(schema if isinstance(schema, dict) else {})}
-        fields["text"] = {**_object(fields.get("text")), "format": form}
+        form = {"type": wanted.get("type"), **object_of(schema)}
+        fields["text"] = {**object_of(fields.get("text")), "format": form}
     if (effort := fields.pop("reasoning_effort", None)) is not None:
-        fields["reasoning"] = {**_object(fields.get("reasoning")), "effort": effort}
+        fields["reasoning"] = {**object_of(fields.get("reasoning")), "effort": effort}
     return fields
 
 
@@ -91,24 +93,24 @@ def message_fields(fields: Fields) -> Fields:
         fields["tool_choice"] = _message_choice(choice)
     if (stop := fields.pop("stop", None)) is not None:
         fields["stop_sequences"] = stop if isinstance(stop, list) else [stop]
-    if isinstance(schema := _object(fields.get("response_format")).get("json_schema"), dict):
+    if isinstance(schema := object_of(fields.get("response_format")).get("json_schema"), dict):
         del fields["response_format"]
         form = {"type": "json_schema", "schema": schema.get("schema")}
-        fields["output_config"] = {**_object(fields.get("output_config")), "format": form}
+        fields["output_config"] = {**object_of(fields.get("output_config")), "format": form}
     if (effort := fields.pop("reasoning_effort", None)) is not None:
-        fields["output_config"] = {**_object(fields.get("output_config")), "effort": effort}
+        fields["output_config"] = {**object_of(fields.get("output_config")), "effort": effort}
     return fields
 
 
 def _without_kind(tool: Any) -> Any:
     """Lift what is in `{"type": kind, kind: {...}}` to the top."""
-    kind = _object(tool).get("type", "function")
-    inner = _object(tool).get(kind) if isinstance(kind, str) else None
+    kind = object_of(tool).get("type", "function")
+    inner = object_of(tool).get(kind) if isinstance(kind, str) else None
     return {"type": kind, **inner} if isinstance(inner, dict) else tool
 
 
 def _message_tool(tool: Any) -> Any:
-    function = _object(_object(tool).get("function"))
+    function = object_of(object_of(tool).get("function"))
     if not function:
         return tool
     named = {name: value for name, value in function.items() if name not in ("parameters", "strict")}
@@ -118,7 +120,7 @@ def _message_tool(tool: Any) -> Any:
 def _message_choice(choice: Any) -> Any:
     if isinstance(choice, str):
         return {"type": "any" if choice == "required" else choice}
-    name = _object(_object(choice).get("function")).get("name")
+    name = object_of(object_of(choice).get("function")).get("name")
     return {"type": "tool", "name": name} if name else choice
 
 
@@ -127,7 +129,7 @@ def _calls(message: Fields) -> list[tuple[Any, Any, str]]:
     calls = message.get("tool_calls")
     found = []
     for call in calls if isinstance(calls, list) else ():
-        function = _object(_object(call).get("function"))
+        function = object_of(object_of(call).get("function"))
         found.append((call.get("id"), function.get("name"), _text(function.get("arguments"))))
     return found
 
@@ -156,7 +158,7 @@ def _parts(content: Any, translated: Callable[[Fields], Fields]) -> Any:
 
 def _input_part(part: Fields) -> Fields:
     if part.get("type") == "image_url":
-        image = _object(part.get("image_url"))
+        image = object_of(part.get("image_url"))
         return {"type": "input_image", "image_url": image.get("url"), "detail": image.get("detail", "auto")}
     return {**part, "type": "input_text"} if part.get("type") == "text" else part
 
@@ -168,7 +170,7 @@ def _output_part(part: Fields) -> Fields:
 def _block(part: Fields) -> Fields:
     if part.get("type") != "image_url":
         return part
-    url = str(_object(part.get("image_url")).get("url", ""))
+    url = str(object_of(part.get("image_url")).get("url", ""))
     head, comma, data = url.partition(";base64,")
     if url.startswith("data:") and comma:
         source = {"type": "base64", "media_type": head.removeprefix("data:"), "data": data}
@@ -181,7 +183,3 @@ def _blocks(content: Any) -> list[Any]:
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": content}] if content else []
-
-
-def _object(value: Any) -> Fields:
-    return value if isinstance(value, dict) else {}

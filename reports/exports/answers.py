@@ -119,10 +119,9 @@ def request_rate(answers: Answers) -> float | None:
 def model_of(manifest: Manifest) -> str | None:
     """Return the name of the model that answered, if it is known."""
     engine = manifest.get("engine", {})
-    named: str | None = engine.get("model") or next(
-        (one["model"] for one in engine.values() if isinstance(one, dict) and one.get("model")), None
-    )
-    return named
+    each = [engine, *(one for one in engine.values() if isinstance(one, dict))]
+    names: list[str] = [one.get("model_name") or one.get("model") for one in each]
+    return next(filter(None, names), None)
 
 
 def begun_at(manifest: Manifest) -> datetime.datetime:

@@ -1,5 +1,6 @@
 """What the router did: where hits were lost, how even the load was, and how often a cached prefix was passed over."""
 
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -123,74 +124,44 @@ HELD = 0.05
 """The share of a run in which prefill workers may be out of blocks without a remark."""
 
 
+COUNTED = {
+    "without_usage": "{answers} had no usage: each event with text counts as one token, and their prompts are assumed to have "
+    "the workload's lengths",
+    "without_tokens": "{answers} had no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
+    "tokens/s, so limits on these mean nothing",
+    "without_done": "{answers} had no last event ([DONE], or message_stop of messages); they count, because each said why it "
+    "ended",
+    "hidden_reasoning": "{answers} had reasoning that the server counted and did not send: TTFT includes it, TPOT and ITL do "
+    "not",
+    "retried": "{requests} sent again on a new connection, because the server had closed the kept one before it answered; "
+    "their times begin with the first sending",
+}
+"""What is said of facts that count requests, if there are any."""
+TRUE = {
+    "without_host_time": "its step times have no host time, so synchronous scheduling costs nothing here; use --model and --gpu "
+    "to include it",
+    "without_gpu": "its step times and number of KV blocks are not those of --model, because --gpu is not given",
+    "without_prefixes": "the workload does not say what prompts share, so each had a prefix of its own, and hits are unknown: "
+    "modes differ only in how they balance the load, and what they would save by caching is not known",
+}
+"""What is said of facts that are so or not."""
+
+
 def remarks(repeats: list[Record]) -> list[str]:
     """Return what a reader should know about an arm's valid runs."""
-    found = []
-    kinds: tuple[tuple[Literal["isl", "osl"], str], ...] = (("isl", "prompts"), ("osl", "answers"))
-    for name, what in kinds:
-        actual, planned = np.concatenate([_lengths(run.requests, name) for run in repeats], axis=1)
-        missed = int((np.abs(actual - planned) > MISSED * planned).sum())
-        if missed > FEW * len(planned):
-            found.append(
-                f"{missed:,} of {len(planned):,} {what} are off the workload's length by more than {MISSED:.0%}: they have "
-                f"{actual.mean():.4g} tokens on average instead of {planned.mean():.4g}"
-            )
-    found += _by_priority(repeats)
-    unstated = sum(int(run.facts.get("without_usage", 0)) for run in repeats)
-    if unstated:
-        found.append(
-            f"{unstated:,} answers had no usage: each event with text counts as one token, and their prompts are assumed to "
-            "have the workload's lengths"
-        )
-    if whole := sum(int(run.facts.get("without_tokens", 0)) for run in repeats):
-        found.append(
-            f"{_answers(whole)} no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
-            "tokens/s, so limits on these mean nothing"
-        )
-    repeated, planned = (
-        sum(int(run.facts.get(f"{name}_answers", 0)) for run in repeats) for name in ("repeated", "planned")
-    )
-    if repeated or planned:
-        found.append(
-            f"later turns repeated {repeated:,} answers of the server"
-            + f", and {planned:,} of the workload, which call tools or have no text from the server" * bool(planned)
-        )
-    if unended := sum(int(run.facts.get("without_done", 0)) for run in repeats):
-        found.append(
-            f"{_answers(unended)} no last event ([DONE], or message_stop of messages); they count, because each said why it "
-            "ended"
-        )
-    if hidden := sum(int(run.facts.get("hidden_reasoning", 0)) for run in repeats):
-        found.append(
-            f"{_answers(hidden)} reasoning that the server counted and did not send: TTFT includes it, TPOT and ITL do not"
-        )
-    if retried := sum(int(run.facts.get("retried", 0)) for run in repeats):
-        found.append(
-            f"{_requests(retried)} sent again on a new connection, because the server had closed the kept one before it "
-            "answered; their times begin with the first sending"
-        )
+    found = [*_off_lengths(repeats), *_by_priority(repeats), *_counted(repeats), *_histories(repeats)]
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
         found.append(f"deterministic, so its {len(repeats)} repeats are equal")
-    if any(run.facts.get("without_host_time") for run in repeats):
-        found.append(
-            "its step times have no host time, so synchronous scheduling costs nothing here; use --model and --gpu to include it"
-        )
+    found += [said for fact, said in TRUE.items() if any(run.facts.get(fact) for run in repeats)]
     held = max(blocked_share(run) for run in repeats)
     if held > HELD:
         found.append(
             f"for {held:.0%} of the run, prompts waited while prefill workers computed nothing: their blocks were full of "
             "computed prompts that decode workers had not read yet, so decode workers or links are the bottleneck"
         )
-    if any(run.facts.get("without_gpu") for run in repeats):
-        found.append("its step times and number of KV blocks are not those of --model, because --gpu is not given")
     if error := max(run.facts.get("gap_error", 0.0) for run in repeats):
         found.append(
             f"it has so many times between tokens that they are kept in bins: percentiles of ITL are exact to {error:.1%}"
-        )
-    if any(run.facts.get("without_prefixes") for run in repeats):
-        found.append(
-            "the workload does not say what prompts share, so each had a prefix of its own, and hits are unknown: modes "
-            "differ only in how they balance the load, and what they would save by caching is not known"
         )
     if any(run.facts.get("refused") or run.facts.get("cut") for run in repeats):
         found.append(_too_long(repeats))
@@ -199,19 +170,46 @@ def remarks(repeats: list[Record]) -> list[str]:
     return found
 
 
-def _answers(count: int) -> str:
-    return f"{count:,} answer{'s' * (count > 1)} had"
+def _off_lengths(repeats: list[Record]) -> Iterator[str]:
+    """Say which lengths are not the workload's."""
+    kinds: tuple[tuple[Literal["isl", "osl"], str], ...] = (("isl", "prompts"), ("osl", "answers"))
+    for name, what in kinds:
+        actual, planned = np.concatenate([_lengths(run.requests, name) for run in repeats], axis=1)
+        missed = int((np.abs(actual - planned) > MISSED * planned).sum())
+        if missed > FEW * len(planned):
+            yield (
+                f"{missed:,} of {len(planned):,} {what} are off the workload's length by more than {MISSED:.0%}: they have "
+                f"{actual.mean():.4g} tokens on average instead of {planned.mean():.4g}"
+            )
 
 
-def _requests(count: int) -> str:
-    return f"{count:,} request{'s' * (count > 1)} {'were' if count > 1 else 'was'}"
+def _counted(repeats: list[Record]) -> Iterator[str]:
+    """Say what happened to some requests."""
+    for fact, said in COUNTED.items():
+        if count := _sum(repeats, fact):
+            several = "s" * (count > 1)
+            requests = f"{count:,} request{several} {'were' if several else 'was'}"
+            yield said.format(answers=f"{count:,} answer{several}", requests=requests)
+
+
+def _histories(repeats: list[Record]) -> Iterator[str]:
+    """Say whose answers later turns repeated."""
+    repeated, planned = (_sum(repeats, f"{name}_answers") for name in ("repeated", "planned"))
+    if repeated or planned:
+        yield (
+            f"later turns repeated {repeated:,} answers of the server"
+            + f", and {planned:,} of the workload, which call tools or have no text from the server" * bool(planned)
+        )
+
+
+def _sum(repeats: list[Record], fact: str) -> int:
+    return sum(int(run.facts.get(fact) or 0) for run in repeats)
 
 
 def _too_long(repeats: list[Record]) -> str:
     """Say which requests did not fit the context, and what to do."""
-    refused, cut = (sum(int(run.facts.get(name) or 0) for run in repeats) for name in ("refused", "cut"))
+    refused, cut, uncut = (_sum(repeats, name) for name in ("refused", "cut", "uncut"))
     total, facts = sum(len(run.requests) for run in repeats), repeats[0].facts
-    uncut = sum(int(run.facts.get("uncut") or 0) for run in repeats)
     found = []
     if uncut:
         step = f"a step of {int(facts['prompt']):,} tokens, in which a whole prompt is computed"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -46,8 +47,9 @@ def measured(tmp_path_factory):
     times = base / "true.json"
     times.write_text(json.dumps(contents(TRUE, ENGINE, 1)))
 
-    def run_at(concurrency, *, is_live=True, change=None):
-        out = base / f"{concurrency}-{is_live}-{change.__name__ if change else ''}"
+    def run_at(concurrency, *, is_live=True, change=None, url="http://server:8000", model=""):
+        of = re.sub(r"[^\w]+", "-", f"{url} {model}" * ((url, model) != ("http://server:8000", "")))
+        out = base / f"{concurrency}-{is_live}-{change.__name__ if change else ''}{of}"
         if not out.exists():
             pool = Pool(replicas=1, mocker=ENGINE, timing=TimingConfig(timing_file=str(times)))
             load = LoadConfig(concurrency=concurrency)
@@ -55,7 +57,8 @@ def measured(tmp_path_factory):
             record = simulate(Run.alone(settings), workload)
             record = dataclasses.replace(record, is_live=is_live, facts={}, arm="endpoint")
             record = change(record) if change else record
-            settings = dataclasses.replace(settings, client=ClientConfig(url="http://server:8000"))
+            pool = dataclasses.replace(pool, worker=dataclasses.replace(pool.worker, model_name=model))
+            settings = Settings(Deployment(pools=(pool,)), load=load, client=ClientConfig(url=url))
             arms = [Arm("endpoint", settings, {})]
             manifest = manifest_of("wall", (file,), workload, ExperimentConfig(), settings, arms, [record])
             folder.write(out, manifest | {"left_out": []}, [record], with_charts=False)
@@ -131,6 +134,28 @@ def test_one_load_is_not_enough(measured, tmp_path):
     for folders in ((measured(4),), (measured(4), measured(4))):
         with pytest.raises(UserError, match="at one load only: 4-True-: 4 requests at a time"):
             fitted(tmp_path, *folders)
+
+
+def test_runs_of_several_servers_or_models_are_not_fitted_together(measured, tmp_path):
+    ours, theirs = measured(1), measured(8, url="http://127.0.0.1:8000")
+    with pytest.raises(UserError) as caught:
+        fitted(tmp_path, ours, theirs)
+    assert str(caught.value) == (
+        f"--from names runs of 2 servers, and step times are those of one: http://server:8000 ({ours}) and "
+        f"http://127.0.0.1:8000 ({theirs}); give --from only folders of the same server"
+    )
+    one, other = measured(1, model="a"), measured(8, model="b")
+    with pytest.raises(
+        UserError, match=re.escape(f"runs of 2 models, and step times are those of one: a ({one}) and b")
+    ):
+        fitted(tmp_path, one, other)
+    with pytest.raises(UserError, match=r"runs of 2 servers.*1-True-, \S+2-True-, \S+4-True- and 1 more\)"):
+        fitted(tmp_path, *map(measured, (8, 4, 1, 2)), theirs)
+
+
+def test_a_server_is_known_by_where_it_is_and_the_model_by_its_name(measured):
+    [load] = read_loads((measured(1, url="http://server:8000/v1/", model="m"),))
+    assert (load.server, load.model) == ("http://server:8000", "m")
 
 
 def test_only_live_runs_with_answers_are_fitted_to(measured):

@@ -30,6 +30,7 @@ from dynabench.live.server_reading import (
 from dynabench.live.server_watch import ServerWatch
 from reports.record.records import Requests
 from serving.stand_in.config import StandInConfig
+from tests.support.http_proxy import http_proxy
 from tests.support.stand_ins import served_in_thread
 from workloads import Request, Workload
 
@@ -297,6 +298,24 @@ def test_a_key_is_sent_to_the_server_and_to_nobody_else():
         assert (sent.get("authorization"), sent.get("x-a")) == (
             ("Bearer sk-secret", "b") if path == "/metrics" else (None, None)
         )
+
+
+def test_metrics_are_read_through_the_server_s_proxy():
+    with http_proxy(asked := []) as proxy:
+        use = watched(vllm(0), vllm(10), others=(vllm(0), vllm(10)), seen=(seen := []), proxy=f"http://u:p@{proxy}")
+    assert use.software == ("vLLM",)
+    assert {path for path, _ in seen} == {"/metrics", "/others"}
+    assert all("proxy-authorization: basic dtpw\r\n" in head.lower() for head in asked)
+    assert {head.split("/")[3].split()[0] for head in asked} == {"metrics", "others"}
+
+
+@pytest.mark.parametrize("refusal", [b"HTTP/1.1 407 No\r\nconnection: close\r\ncontent-length: 0\r\n\r\n", b""])
+def test_what_is_said_of_a_proxy_has_no_password(refusal):
+    with http_proxy([], refusal=refusal or b"\0") as proxy:
+        use = watched(vllm(0), vllm(0), proxy=f"http://user:hunter2-hunter2@{proxy}", api_key="sk-hunter3-hunter3")
+    [problem] = use.problems
+    assert "no metrics of the server" in problem
+    assert "hunter" not in problem
 
 
 def test_a_longer_run_is_sampled_less_often(monkeypatch):

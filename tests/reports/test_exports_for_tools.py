@@ -31,6 +31,19 @@ def test_aiperf_has_every_figure_and_its_unit():
     }
 
 
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"model": "m"},
+        {"model": None, "model_name": "m"},
+        {"a": {"model": None}, "b": {"model": "x", "model_name": "m"}},
+    ],
+)
+def test_the_model_is_the_one_that_requests_asked_for(engine):
+    ours = json.loads(exports.export(MANIFEST | {"engine": engine}, [run()], "guidellm"))
+    assert ours["config"]["spec"]["backend"]["model"] == "m"
+
+
 def test_guidellm_has_every_metric_and_statistic():
     ours = json.loads(exports.export(MANIFEST, [run()], "guidellm"))["benchmarks"][0]
     theirs = read("guidellm.json")["benchmarks"][0]

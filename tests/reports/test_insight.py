@@ -1,8 +1,10 @@
 """Prompts that wait for prefill workers which have nothing to compute."""
 
+import dataclasses
+
 import pytest
 
-from reports.figures.insight import blocked_share, remarks
+from reports.figures.insight import COUNTED, TRUE, blocked_share, remarks
 from tests.reports.runs import apart, run
 
 HELD = {"prefill_queued_s": [0.0, 0.0], "intended_s": [0.0, 0.0], "done_s": [9.0, 20.0]}
@@ -41,3 +43,25 @@ def test_the_wait_for_blocks_of_a_decode_worker_is_not_the_prefill_workers():
 
 def test_workers_that_do_everything_hold_nothing_for_others():
     assert blocked_share(run()) == 0
+
+
+def test_what_happened_to_requests_is_counted_over_all_repeats_in_the_right_number():
+    def said(*facts):
+        return remarks([dataclasses.replace(run(), facts=each) for each in facts])
+
+    [found] = said({"without_done": 1, "retried": 0})
+    assert found.startswith("1 answer had no last event")
+    [found] = said({"retried": 1})
+    assert found.startswith("1 request was sent again on a new connection")
+    many = said({"retried": 1, "without_usage": 1200}, {"retried": 2, "planned_answers": 1})
+    assert [text[:34] for text in many[:3]] == [
+        "1,200 answers had no usage: each e",
+        "3 requests were sent again on a ne",
+        "later turns repeated 0 answers of ",
+    ]
+
+
+@pytest.mark.parametrize("fact", [*COUNTED, *TRUE])
+def test_each_fact_has_a_sentence(fact):
+    [found] = remarks([dataclasses.replace(run(), facts={fact: 1})])
+    assert not {"{", "}"} & set(found)
