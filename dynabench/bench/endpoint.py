@@ -71,7 +71,7 @@ async def _listed(url: str, models: tuple[str, ...], client: ClientConfig) -> li
     except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
         if models:  # it may serve them without a list
             return [ReportedModel(model) for model in models]
-        why = f"HTTP {error.status}" if isinstance(error, aiohttp.ClientResponseError) else str(error) or "no answer"
+        why = str(error) or "no answer"
         raise UserError(f"{shown}/v1/models does not list models ({why}); name the model with --model") from error
     names = [model.id for model in found]
     if not models:
@@ -115,8 +115,13 @@ def _named(way: Way) -> str:
 
 
 def _other_lengths(requests: Requests) -> str:
-    """Say how many tokens prompts have as the server counts them, if that is another number than asked for."""
-    counted, planned = float(requests.isl.mean()), float(requests.planned_isl.mean())
-    if abs(counted - planned) <= MAX_OFF * planned:
-        return ""
-    return f" (of {counted:.0f} tokens, as it counts them, not {planned:.0f}: words and templates differ)"
+    """Say how many tokens prompts and answers have, if that is another number than asked for."""
+    found = []
+    for what, counted, planned in (
+        ("prompts", requests.isl, requests.planned_isl),
+        ("answers", requests.osl, requests.planned_osl),
+    ):
+        mean, wanted = float(counted.mean()), float(planned.mean())
+        if mean and abs(mean - wanted) > MAX_OFF * wanted:
+            found.append(f"{what} have {mean:.0f} tokens, not {wanted:.0f}")
+    return f" ({', '.join(found)}, as the server counts them)" if found else ""

@@ -25,7 +25,7 @@ from dynabench.experiment.limits import check_has_tokens
 from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
-from dynabench.experiment.store import PointStore, identity_of
+from dynabench.experiment.store import PointStore, identity_of, key_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.live.enough import LIFETIMES, Enough
 from dynabench.live.run import measure
@@ -90,6 +90,8 @@ def run_bench(
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
+    for url in clients:
+        console.say(f"asking {masked(url)}")
     endpoints = [one for url, client in clients.items() for one in find(url, asked.config.model, client, few)]
     out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
     if sweep_report.is_complete(out):
@@ -154,6 +156,12 @@ def _manifest(
         "sweep": asdict(asked.config) | {"find": None, "sought": asked.config.find, "axis": loads.axis},
         "left_out": [],
     }
+
+
+def _file_name(arm: Arm) -> str:
+    """Return a name for a load's folder: no two loads have the same."""
+    name = re.sub(r"[^\w.]+", "-", arm.name)[:80]
+    return name if name == arm.name.replace(" ", "-") else f"{name}-{key_of(arm)[:8]}"
 
 
 def _unsteady(run: Record) -> str:
@@ -236,7 +244,7 @@ class _Line:
         """Note what came of a load."""
         self.points[load] = point
         is_met = None if not point.outcomes or point.state == "unknown" else point.state == "met"
-        self._climb.learn(Tried(load, throughput(point), is_met))
+        self._climb.learn(Tried(load, 0.0 if point.notes else throughput(point), is_met))
 
 
 class _Work:
@@ -312,9 +320,7 @@ class _Work:
         """Return the figures of a load; more failures than are allowed miss the limits."""
         point = point_of(arm, runs, self._asked.experiment.limits, ATTAINMENT)
         unsteady = [said for run in runs if (said := _unsteady(run))][:1]
-        is_distorted = any(is_client_limited(run.notes) for run in runs)
-        # Nobody says how many workers there are.
-        point = structs.replace(point, workers=0, gpus=0, too_little=unsteady, is_distorted=is_distorted)
+        point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
         attempted, most = point.requests or 0, self._asked.client.max_failed_share
         if point.outcomes and point.failed and point.failed > most * attempted:
             missed = Outcome("failed requests", "missed", reason=f"{point.failed:,} of {attempted:,}")
@@ -324,7 +330,7 @@ class _Work:
     def _keep(self, sent: LoadRequests, arm: Arm, runs: list[Record]) -> None:
         """Keep the requests of a load, as a results folder of their own."""
         asked = self._asked
-        place = self._store.out / folder.RUNS / re.sub(r"[^\w.]+", "-", arm.name)
+        place = self._store.out / folder.RUNS / _file_name(arm)
         manifest = manifest_of("wall", asked.files, sent.workload, asked.experiment, arm.settings, [arm], runs)
         manifest["workload"] |= sent.described(max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
         manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}

@@ -150,3 +150,11 @@ class SentConfig(SynthConfig):
 
     block_size: Count = 16
     """Tokens per block, in which prefixes are counted."""
+
+    def __post_init__(self) -> None:
+        """Refuse prompts that would be cut."""
+        SynthConfig.__post_init__(self)  # `super` is not for a class with slots
+        if (longest := self.prefix_blocks * self.block_size + self.isl) > self.max_isl:
+            raise ValueError(
+                f"prompts have {longest} tokens, more than max_isl {self.max_isl}; give a larger --max-isl"
+            )

@@ -44,7 +44,7 @@ def bench(
     Loads are tried one after the other: 1 stream, then more in large steps until throughput stops growing, then closer to the
     knee, and to the highest load within the limits (--slo). Several endpoints take turns.
 
-    Exit code 1: --fail-if applies to a load, or nothing was answered.
+    Exit code 1: --fail-if applies to a load, or no load is valid.
 
     Args:
         urls: OpenAI endpoints, such as http://localhost:8000.
@@ -71,4 +71,8 @@ def bench(
     code = finish_sweep(manifest, summary, gate_config, output, out, content)
     if not summary.is_complete:
         return INTERRUPTED
-    return code if any(row.throughput.requests_per_s for row in summary.points if isinstance(row, Point)) else NOT_GOOD
+    return (
+        code
+        if any(isinstance(row, Point) and row.throughput.requests_per_s and not row.notes for row in summary.points)
+        else NOT_GOOD
+    )

@@ -113,7 +113,7 @@ def _read(file: Path) -> AnyPoint:
     try:
         point: AnyPoint = msgspec.json.decode(file.read_bytes(), type=AnyPoint)
     except (msgspec.DecodeError, ValueError) as error:
-        raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to simulate it again") from error
+        raise UserError(f"{file}: not a point of a sweep ({error}); remove the file to make it again") from error
     return point
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import uvloop
 
-from dynabench.interrupt import held_back
+from dynabench.interrupt import InterruptError, held_back
 from dynabench.live.bodies import MeasuredServer
 from dynabench.live.enough import Enough
 from dynabench.live.http_client import clock
@@ -222,6 +222,8 @@ async def _wait_for_stop(connection: Connection, stop: asyncio.Event) -> None:
     """
     while not connection.poll():
         await asyncio.sleep(STOP_S)
+    with contextlib.suppress(EOFError, OSError):
+        connection.recv()  # a socket that is closed with something unread is reset, whatever was sent before
     stop.set()
 
 
@@ -236,7 +238,9 @@ async def _follow(
             if isinstance(message, ClientRecords):
                 return message
             take(place, message)
-    except EOFError as error:
+    except (EOFError, ConnectionError) as error:
+        if stop.is_set():
+            raise InterruptError from error
         raise RuntimeError(f"client process {place} ended without reporting a result") from error
     finally:
         stopping.cancel()

@@ -51,10 +51,15 @@ async def _listed(target: MeasuredServer) -> bytes:
     async with (
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
         session.get(
-            f"{target.url}/v1/models", headers=target.headers, ssl=True if tls is None else tls, proxy=target.proxy
+            f"{target.url}/v1/models",
+            headers=target.headers,
+            ssl=True if tls is None else tls,
+            proxy=target.proxy,
+            allow_redirects=False,  # another server must not see the headers
         ) as response,
     ):
-        response.raise_for_status()
+        if response.status != 200:
+            raise ValueError(f"HTTP {response.status}")
         return await body_of(response, MAX_BYTES)
 
 

@@ -59,15 +59,20 @@ def growth(first: Rows, last: Rows) -> dict[Series, float] | None:
     return None if any(value < 0 for value in found.values()) else found
 
 
+MOST_KV = 1.05
+"""A share of the KV cache above this is none: some servers say percentages."""
+
+
 def sample_of(time_s: float, rows: Rows, software: Sequence[Software]) -> ServerSample:
     """Return the state that samples tell."""
     running, waiting = (_first(rows, software, name) for name in ("running", "waiting"))
-    kv = next((shares for one in software if (shares := _of_state(rows, one, "kv"))), None)
+    kv = next((shares for one in software if (shares := _of_state(rows, one, "kv"))), [])
+    mean = sum(kv) / len(kv) if kv else next(filter(None, (_ratio(rows, one) for one in software)), None)
     return ServerSample(
         time_s,
         None if running is None else sum(running),
         None if waiting is None else sum(waiting),
-        sum(kv) / len(kv) if kv else next(filter(None, (_ratio(rows, one) for one in software)), None),
+        mean if mean is not None and 0 <= mean <= MOST_KV else None,
     )
 
 

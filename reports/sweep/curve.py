@@ -116,7 +116,7 @@ def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurv
     if axis is None or not varied <= {axis, *LINES}:
         return []
     lines: dict[str, list[Point]] = {}
-    for point in [point for point in points if not point.is_distorted] or points:
+    for point in [point for point in points if not point.notes] or points:  # others are no measure of the server
         name = ", ".join(str(point.changes[each]) for each in LINES if each in varied and each in point.changes)
         lines.setdefault(name, []).append(point)
     found = [LoadCurve(name, axis, line) for name, line in lines.items()]

@@ -104,8 +104,6 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     series: PointSeries | UnsetType = UNSET
     server: ServerFigures | UnsetType = UNSET
     """What the measured server says of itself; only if it was asked."""
-    is_distorted: bool = False
-    """Whether the client itself could not keep up."""
     notes: list[str] = []
     """What makes its runs invalid."""
     too_little: list[str] = []

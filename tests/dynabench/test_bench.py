@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dynabench.bench import endpoint
+from dynabench.arm import Arm, Settings
+from dynabench.bench import endpoint, run
 from dynabench.bench.climb import Climb, Tried
 from dynabench.bench.run import Asked, run_bench
 from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
@@ -221,6 +222,16 @@ def test_several_endpoints_take_turns(url, tmp_path):
     assert "Highest throughput: " in found.verdict
 
 
+def test_no_two_loads_share_a_folder():
+    names = [
+        run._file_name(Arm(f"model {model}, concurrency 1", Settings(), {"model": model}))
+        for model in ("a/b", "a-b", "..")
+    ]
+    assert len(set(names)) == 3
+    assert all("/" not in name and name not in (".", "..") for name in names)
+    assert run._file_name(Arm("concurrency 2", Settings(), {"concurrency": 2})) == "concurrency-2"
+
+
 def test_rates_are_loads_too(url, tmp_path):
     _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="", rate="40,80"), console=Terminal())
     assert [point.name for point in found.points] == ["rate 40", "rate 80"]
@@ -270,7 +281,7 @@ def test_the_command_measures_an_endpoint(url, tmp_path):
     assert said["summary"]["title"] == "Every load"
     assert "Every load" in done.stderr
     nobody = commands.dynabench("bench", "http://127.0.0.1:9", cwd=tmp_path)
-    assert (nobody.returncode, nobody.stdout) == (2, "")
+    assert (nobody.returncode, nobody.stdout) == (2, "asking http://127.0.0.1:9\n")
     assert nobody.stderr.startswith("dynabench: no server responds at http://127.0.0.1:9")
 
 
@@ -337,3 +348,32 @@ def test_settings_of_the_client_that_do_not_go_with_an_endpoint_are_refused(url,
 def test_an_endpoint_is_given_once(url, tmp_path):
     with pytest.raises(UserError, match="an endpoint is given twice"):
         run_bench(asked(url, url, out=tmp_path / "b"), console=Terminal())
+
+
+def test_prompts_that_would_be_cut_are_refused():
+    with pytest.raises(ValueError, match="prompts have 200000 tokens, more than max_isl 131072"):
+        SentConfig(isl=200_000)
+
+
+REDIRECT = b"HTTP/1.1 302 Found\r\nlocation: %s\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+def test_headers_are_not_sent_to_where_a_server_redirects(url):
+    async def answer(reader, writer):
+        writer.write(REDIRECT % f"{url}/v1/models".encode())
+        await writer.drain()
+
+    with strange_server(answer) as address, pytest.raises(UserError, match=r"does not list models \(HTTP 302\)"):
+        endpoint.find(address, (), BenchClientConfig().at(address), None)
+
+
+def test_loads_that_fail_decide_nothing_and_end_the_climb(url, tmp_path, monkeypatch):
+    def measured(run, workload, **options):
+        record = measure(run, workload, **options)
+        return replace(record, notes=("5 of 9 requests failed",)) if run.settings.load.concurrency > 1 else record
+
+    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="1..64"), console=Terminal())
+    assert [point.name for point in found.points] == ["concurrency 1", "concurrency 4"]
+    assert found.verdict.startswith("1 stream: ")
+    assert "Not valid at concurrency 4: 5 of 9 requests failed." in found.verdict
