@@ -263,7 +263,7 @@ def _refuse_other_kinds(folder: Path) -> None:
             if kind == "sweep" and sweep_kind(folder) == "benchmark":
                 loads = sorted(path for path in (folder / RUNS).iterdir() if path.is_dir())
                 kind = "benchmark"
-                way_out = f"each load has its own in {folder / RUNS}" + f", such as {loads[0]}" * bool(loads)
+                way_out = ", such as ".join([f"each load has its own in {folder / RUNS}", *map(str, loads[:1])])
             raise ReportError(f"{folder} is the folder of a {kind}, not of runs; {way_out}")
 
 

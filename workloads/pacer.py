@@ -64,9 +64,12 @@ class Pacer:
         if self._num_roots_sent < len(self._roots):
             root = self._roots[self._num_roots_sent]
             if self._session_limit is None or self._may_open(root):  # asked here: it saves most workloads a call
-                opens_s: float = self._free_at if self._is_closed else self._columns.arrival_s.item(root)
-                if self._num_flying >= self._num_begun:
-                    opens_s = self._apart_s * self._num_begun
+                opens_s: float
+                if self._is_closed:
+                    is_begun = self._num_flying < self._num_begun
+                    opens_s = self._free_at if is_begun else self._apart_s * self._num_begun
+                else:
+                    opens_s = self._columns.arrival_s.item(root)
                 if time is None or opens_s < time:
                     time = opens_s
         return time
@@ -82,9 +85,10 @@ class Pacer:
                 self._num_roots_sent += 1
                 if self._session_limit is not None:
                     self._open_sessions.add(self._key(number))
+            if self._is_closed:  # nothing was meant to be sent before there was a slot for it
+                intended = max(intended, self._free_at)
                 self._num_begun += self._num_flying >= self._num_begun
-            # In a closed loop, nothing was meant to be sent before there was a slot for it.
-            taken.append((number, max(intended, self._free_at) if self._is_closed else intended))
+            taken.append((number, intended))
             self._num_flying += 1
         return taken
 

@@ -9,7 +9,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
-from dynabench.proxy import Proxy, open_tunnel
+from dynabench.live.tunnel import open_tunnel
+from dynabench.proxy import Proxy
 
 clock = time.perf_counter
 IDLE_LIMIT = 1 << 16

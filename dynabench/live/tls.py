@@ -5,7 +5,8 @@ import ssl
 from urllib.parse import urlsplit
 
 from dynabench.arm import ClientConfig
-from dynabench.proxy import Proxy, tunnel_through
+from dynabench.live.tunnel import tunnel_through
+from dynabench.proxy import Proxy
 from foundation.errors import UserError
 from serving.runtime.config import masked
 

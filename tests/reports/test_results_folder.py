@@ -313,5 +313,7 @@ def test_a_run_without_a_request_has_a_report(tmp_path):
 def test_the_folder_of_a_benchmark_is_refused_by_its_kind(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
     (tmp_path / "runs").mkdir()
-    with pytest.raises(ReportError, match=r"is the folder of a benchmark, not of runs; .*runs has those of each load"):
+    with pytest.raises(
+        ReportError, match=r"is the folder of a benchmark, not of runs; each load has its own in .*runs"
+    ):
         folder.read(tmp_path)
