@@ -2,11 +2,8 @@
 
 import sys
 import time
-from types import TracebackType
-from typing import Self
 
 from rich.console import Group, RenderableType
-from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +11,7 @@ from rich.text import Text
 from dynabench.arm import Arm
 from dynabench.bench.settings import BenchConfig
 from dynabench.live.timeline import Stats
+from dynabench.live.view import Animated
 from dynabench.terminal import Terminal
 from foundation.text import printable
 from reports.figures.cells import milliseconds, number
@@ -26,7 +24,7 @@ USUAL = 7
 """Loads that a climb takes, about: for the time that is left."""
 
 
-class BenchView:
+class BenchView(Animated):
     """An animated view on a terminal, else a line for each load, on stderr."""
 
     def __init__(self, console: Terminal, config: BenchConfig) -> None:
@@ -35,18 +33,7 @@ class BenchView:
         self._started = time.monotonic()
         self._arm: Arm | None = None
         self._points: list[Point] = []
-        self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
+        super().__init__(console)
 
     def begin(self, arm: Arm) -> None:
         """Note which load runs now."""

@@ -23,16 +23,10 @@ class View(Protocol):
         """Show the latest progress."""
 
 
-class LiveView:
-    """Progress, rates, TTFT, TPOT, requests in flight, and the distribution of recent requests over the workers."""
+class Animated:
+    """Something that moves on a terminal while it is entered, and is nothing elsewhere."""
 
-    def __init__(self, console: Terminal, title: str, total: int, colour: str = "") -> None:
-        self._title = title
-        self._colour = colour
-        self._total = total
-        self._before: Stats | None = None
-        self._line_due_s = LINE_EVERY_S
-        self._rates = (0.0, 0.0)
+    def __init__(self, console: Terminal) -> None:
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -45,6 +39,19 @@ class LiveView:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+class LiveView(Animated):
+    """Progress, rates, TTFT, TPOT, requests in flight, and the distribution of recent requests over the workers."""
+
+    def __init__(self, console: Terminal, title: str, total: int, colour: str = "") -> None:
+        self._title = title
+        self._colour = colour
+        self._total = total
+        self._before: Stats | None = None
+        self._line_due_s = LINE_EVERY_S
+        self._rates = (0.0, 0.0)
+        super().__init__(console)
 
     def update(self, stats: Stats) -> None:
         """Show the latest progress."""
