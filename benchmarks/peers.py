@@ -6,21 +6,24 @@
 
 Clients take turns, each against a fresh server (`dynabench.live.known_server`); every round measures each once. The
 server counts requests and tokens and keeps when it wrote each first and last token: errors are those of a client's own
-figures against these stamps. CPU time is that of a client and all its processes, less what a run of one request takes.
+figures against these stamps. nginx, which is written in C, sends the same answer to everybody at once (Debian: nginx-light). CPU time is that of a client and all its processes, less what a run of one request takes.
 Everything shares this machine's cores, including the server.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import resource
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
@@ -33,6 +36,8 @@ from dynabench.live.settings import SelftestConfig
 
 ROOT = Path(__file__).parent.parent
 PROMPT = 32
+LONGEST_S = 150
+"""A run that takes longer has failed: some clients do not end where all of their requests did."""
 QUIET = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -58,6 +63,8 @@ class Job(NamedTuple):
     is_streamed: bool = True
     is_timed: bool = False
     """Whether errors of times are of interest."""
+    is_nginx: bool = False
+    """Whether nginx answers."""
 
 
 class Told(NamedTuple):
@@ -89,8 +96,6 @@ class UnableError(Exception):
 
 def dynabench(job: Job, place: Place) -> Told:
     """Run our command as a user does, with its report; TPOT is a request's mean time between tokens."""
-    if not job.is_streamed:
-        raise UnableError("it always streams")
     rows = [
         {"timestamp": 0, "input_length": PROMPT, "output_length": job.tokens, "hash_ids": [number]}
         for number in range(job.requests)
@@ -99,7 +104,7 @@ def dynabench(job: Job, place: Place) -> Told:
     _run(
         [
             sys.executable, "-m", "dynabench", "run", place.work / "w.jsonl", "--url", place.url, "--model", MODEL,
-            "--concurrency", job.streams, "--out", place.work / "out",
+            "--concurrency", job.streams, "--out", place.work / "out", *([] if job.is_streamed else ["--no-stream"]),
         ],
         most=1,  # its own verdict that a run is not valid
     )  # fmt: skip
@@ -207,6 +212,8 @@ def jobs(requests: int) -> list[Job]:
         Job("start-up", 0, 0, 2, 1, 1),
         Job("streams, no delays", 0, 0, 64, requests, 64),
         Job("whole answers, no delays", 0, 0, 64, requests, 64, is_streamed=False),
+        Job("streams, nginx", 0, 0, 64, requests, 64, is_nginx=True),
+        Job("whole answers, nginx", 0, 0, 64, requests, 64, is_streamed=False, is_nginx=True),
         Job("64 streams", 50, 10, 64, max(requests // 4, 64), 64, is_timed=True),
         Job("1,024 streams", 200, 100, 64, max(requests // 2, 1024), 1024, is_timed=True),
     ]
@@ -214,13 +221,12 @@ def jobs(requests: int) -> list[Job]:
 
 def measure(name: str, job: Job, tools: Path, tokenizer: Path) -> dict[str, Any]:
     """Run a client against a fresh server; return the server's counts, the times of both, and what the client took."""
-    config = SelftestConfig(ttft_ms=job.ttft_ms, itl_ms=job.itl_ms)
-    with known_server(config) as url, TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, serving(job, Path(folder)) as (url, counts):
         place = Place(tools, tokenizer, url, Path(folder))
         before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
         told = CLIENTS[name](job, place)
         wall_s, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        counted, stamps = _get(f"{url}/stats"), _get(f"{url}/stamps")
+        counted, stamps = counts()
     span = counted["last_s"] - counted["first_s"]
     found: dict[str, Any] = {
         "wall_s": wall_s,
@@ -237,6 +243,85 @@ def measure(name: str, job: Job, tools: Path, tokenizer: Path) -> dict[str, Any]
         found["told_ms"] = {"ttft": told.ttft, "itl": told.itl}
         found["server_ms"] = {"ttft": _of(server["ttft_s"]), "itl": _of(server["itl_s"])}
     return found
+
+
+Counts = Callable[[], tuple[dict[str, Any], dict[str, Any]]]
+"""Returns what a server counted, and its stamps."""
+
+
+@contextlib.contextmanager
+def serving(job: Job, folder: Path) -> Iterator[tuple[str, Counts]]:
+    """Run a server; yield its address, and what returns its counts at the end."""
+    if job.is_nginx:
+        with nginx(job, folder / "nginx") as started:
+            yield started
+        return
+    with known_server(SelftestConfig(ttft_ms=job.ttft_ms, itl_ms=job.itl_ms)) as url:
+        yield url, lambda: (_get(f"{url}/stats"), _get(f"{url}/stamps"))
+
+
+NGINX = """
+daemon off;
+worker_processes 1;
+pid %(folder)s/pid;
+error_log %(folder)s/errors;
+events { worker_connections 8192; }
+http {
+    access_log off;
+    log_format times '$msec';
+    keepalive_requests 1000000;
+    client_max_body_size 0;
+    server {
+        listen 127.0.0.1:%(port)d backlog=4096;
+        root %(folder)s;
+        default_type application/json;
+        error_page 405 =200 $uri;  # a file is not posted to
+        location = /health { return 200 "{}"; }
+        location = /v1/completions { access_log %(folder)s/times times buffer=64k; default_type %(type)s; }
+    }
+}
+"""
+
+
+@contextlib.contextmanager
+def nginx(job: Job, folder: Path) -> Iterator[tuple[str, Counts]]:
+    """Run nginx, which answers every request with what the known server would write."""
+    with known_server(SelftestConfig(ttft_ms=0, itl_ms=0)) as url:
+        asked = {"prompt": [1] * PROMPT, "max_tokens": job.tokens, "stream": job.is_streamed}
+        body = json.dumps(asked | {"stream_options": {"include_usage": True}}).encode()
+        with urllib.request.urlopen(f"{url}/v1/completions", body) as answer:
+            (folder / "v1").mkdir(parents=True)
+            (folder / "v1/completions").write_bytes(answer.read())
+        with urllib.request.urlopen(f"{url}/v1/models") as answer:
+            (folder / "v1/models").write_bytes(answer.read())
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    kind = "text/event-stream" if job.is_streamed else "application/json"
+    (folder / "conf").write_text(NGINX % {"folder": folder, "port": port, "type": kind})
+    for path in (folder.parent, folder, folder / "v1"):
+        path.chmod(0o755)  # its worker is another user if we are root
+    process = subprocess.Popen(["nginx", "-p", folder, "-e", folder / "errors", "-c", folder / "conf"])
+
+    def counts() -> tuple[dict[str, Any], dict[str, Any]]:
+        process.send_signal(signal.SIGQUIT)  # it writes its log
+        process.wait()
+        times = [float(line) for line in (folder / "times").read_text().split()]
+        return {"requests": len(times), "tokens": len(times) * job.tokens, "first_s": times[0], "last_s": times[-1]}, {}
+
+    try:
+        _until_up(f"http://127.0.0.1:{port}/v1/models")
+        yield f"http://127.0.0.1:{port}", counts
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _until_up(url: str) -> None:
+    for _ in range(100):
+        with contextlib.suppress(OSError), urllib.request.urlopen(url):
+            return
+        time.sleep(0.05)
+    raise RuntimeError(f"{url} does not answer")
 
 
 def _get(url: str) -> dict[str, Any]:
@@ -348,7 +433,7 @@ def _run(command: list[Any], environment: dict[str, str] | None = None, *, most:
         capture_output=True,
         text=True,
         env=os.environ | QUIET | (environment or {}),
-        timeout=900,
+        timeout=LONGEST_S,
     )
     if not 0 <= done.returncode <= most:
         print(done.stdout[-1500:], done.stderr[-1500:], file=sys.stderr)

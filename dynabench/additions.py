@@ -17,7 +17,7 @@ OWN_FIELDS = {
     "messages": "the workload has the prompts",
     "prompt": "the workload has the prompts",
     "input": "the workload has the prompts",
-    "stream": "answers are always streamed",
+    "stream": "use --no-stream",
     "max_tokens": "the workload has the lengths; scale them with --osl-scale",
     "max_completion_tokens": "the workload has the lengths; scale them with --osl-scale",
     "max_output_tokens": "the workload has the lengths; scale them with --osl-scale",

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from dynabench.additions import masked_header, read_extra_body, read_headers, read_key
-from dynabench.apis import HAVE_TURNS, Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
+from dynabench.apis import HAVE_TURNS, WHOLE, Api, Endpoint, Prompts, Way, endpoint_of, one_api, way_of
 from dynabench.deployment.description import Deployment
 from dynabench.images import ImageSize
 from dynabench.proxy import Proxy
@@ -51,6 +51,9 @@ class ClientConfig:
     header: tuple[str, ...] = field(default=(), repr=False)
     """With --url: send this header, as in 'x-tenant: a'; may be repeated. The results have names only, no values.
     'authorization: env:NAME' takes the value from an environment variable, so that no list of processes shows it."""
+
+    stream: bool = True
+    """With --url: ask for answers token by token. Answers that come as a whole have neither TTFT nor ITL."""
 
     extra_body: str = ""
     """Add these fields to each request's body: a JSON object, such as '{"temperature": 0}'. They replace those of the
@@ -108,6 +111,7 @@ class ClientConfig:
             if not url.startswith(("http://", "https://")):
                 raise ValueError(f"metrics_url must begin with http:// or https://, not {url!r}")
         self._check_turns()
+        self._check_stream()
         if self.proxy is not None:
             Proxy.at(self.proxy)
         _ = self.headers, self.body_fields, self.way, self.api_key
@@ -124,6 +128,22 @@ class ClientConfig:
                 "history is 'server' and image_size is given: turns with images cannot repeat answers; leave one out"
             )
         _ = self.size_of_images
+
+    def _check_stream(self) -> None:
+        """Refuse answers as a whole where something else needs their parts."""
+        if self.stream:
+            return
+        if self.url is None:
+            raise ValueError("stream is false, which applies to another server; give its --url")
+        if self.history == "server":
+            raise ValueError(
+                "stream is false, but history is 'server': only streamed answers can be repeated; leave one out"
+            )
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether answers come token by token."""
+        return self.stream and self.way.api not in WHOLE
 
     @property
     def size_of_images(self) -> ImageSize | None:

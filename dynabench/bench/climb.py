@@ -1,6 +1,6 @@
 """Which load to try next: up in large steps until throughput stops growing, then closer to where something changes.
 
-1  4  16  64  256        throughput stops growing: 256 gives no more than 64
+1  4  16  64  128        steps get smaller where throughput grows more slowly than the load; 128 gives no more than 64
        32                closer to the knee: does it lie between 16 and 64?
           24 28          closer to the highest load within the limits, if there are any
 """
@@ -12,9 +12,14 @@ from typing import Literal, NamedTuple
 from reports.sweep.curve import edge_of_limits, knee
 
 STEP = 4.0
-"""By what loads are multiplied on the way up."""
-GROWTH = 1.25
-"""Throughput that grows by less in a step is about as high as it gets: the next step would mostly wait."""
+"""By what loads are multiplied on the way up, while throughput grows with them."""
+SMALL_STEP = 2.0
+"""The same once throughput no longer grows with the load: a load far beyond the knee takes long, and its requests mostly
+wait."""
+SCALES = 0.75
+"""Throughput grows with the load if it does by at least this power of it."""
+GROWTH = 1.12
+"""Throughput that grows by less when the load is doubled is about as high as it gets: the next step would mostly wait."""
 CLOSE = 1.5
 """The knee lies between loads that differ by less than this factor."""
 
@@ -71,7 +76,7 @@ class Climb:
             return low
         last = self.tried[-1]
         if last.load < high and not self._is_far_enough():
-            return min(self._rounded(last.load * STEP), high)
+            return min(self._rounded(last.load * (STEP if self._keeps_up() else SMALL_STEP)), high)
         return next((load for edge in self._edges() if (load := self._between(*edge)) is not None), None)
 
     def _is_far_enough(self) -> bool:
@@ -81,8 +86,13 @@ class Climb:
             return True
         if self._seeks == "limits":
             return last.is_met is False
-        before = max((each.throughput for each in self.tried[:-1]), default=0.0)
-        return last.throughput < GROWTH * before
+        before = max(self.tried[:-1], key=lambda each: each.throughput, default=None)
+        return before is not None and last.throughput < before.throughput * GROWTH ** math.log2(last.load / before.load)
+
+    def _keeps_up(self) -> bool:
+        """Return whether throughput grew with the load in the last step."""
+        *_, before, last = [Tried(0.0, 0.0, None), *self.tried]
+        return not before.throughput or last.throughput >= before.throughput * (last.load / before.load) ** SCALES
 
     def _edges(self) -> list[tuple[float, float, float]]:
         """Return pairs of neighbours between which something changes, and how close they have to be."""

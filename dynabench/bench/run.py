@@ -47,7 +47,7 @@ from workloads.shape import ShapeConfig
 KIND = "bench"
 LONGEST = 5
 """How many times as long as set a load may last at most."""
-STEADY = 4
+STEADY = 2
 """Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
 SETTLED = 2.5
 """Requests do not count at first, for so many times as long as one takes: streams begin evenly within one such time."""

@@ -42,7 +42,7 @@ class BenchConfig:
     find: Literal["concurrency", "rate"] | None = None
     """Climb this only as far as the limits (--slo) hold, and find the highest load that holds them."""
 
-    duration_s: Positive = 6.0
+    duration_s: Positive = 4.0
     """Time of each load in which requests count (s). It is longer, up to five times, where requests take so long that it
     would see too few of them."""
 

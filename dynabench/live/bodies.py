@@ -60,6 +60,8 @@ class MeasuredServer(NamedTuple):
     """Whether later turns of a session repeat what it answered, not the workload's answers."""
     image_size: ImageSize | None = None
     """The size of the images that stand for a workload's media (None: it has none)."""
+    is_streamed: bool = True
+    """Whether it is asked for answers token by token."""
     api: Api | None = None
     """Where requests are sent (None: as `prompts` implies)."""
 
@@ -75,7 +77,10 @@ class MeasuredServer(NamedTuple):
 
     def headers_of(self, api: Api) -> dict[str, str]:
         """Return request headers."""
-        return {"content-type": "application/json"} | api_headers(api, self.api_key) | (self.extra_headers or {})
+        whole = {} if self.is_streamed else {"accept": "application/json"}
+        return (
+            {"content-type": "application/json"} | api_headers(api, self.api_key) | whole | (self.extra_headers or {})
+        )
 
     @property
     def tls(self) -> ssl.SSLContext | None:
@@ -150,9 +155,12 @@ class Bodies:
             **fields,
             "model": request.adapter or target.model,
             limit: request.max_tokens(target.context),
-            "stream": True,
-            "stream_options": object_of((target.extra_body or {}).get("stream_options")) | {"include_usage": True},
+            "stream": target.is_streamed,
         }
+        if target.is_streamed:
+            body["stream_options"] = object_of((target.extra_body or {}).get("stream_options")) | {
+                "include_usage": True
+            }
         if request.ends == "length":
             body["ignore_eos"] = True
         if api == "chat":
@@ -171,7 +179,7 @@ class Bodies:
             **self._fields(request, "responses"),
             "model": request.adapter or self._target.model,
             "max_output_tokens": request.max_tokens(self._target.context),
-            "stream": True,
+            "stream": self._target.is_streamed,
             "input": self._text(request) if is_plain else response_input(self._messages(request)),
         }
 
@@ -181,7 +189,7 @@ class Bodies:
             **self._fields(request, "messages"),
             "model": request.adapter or self._target.model,
             "max_tokens": request.max_tokens(self._target.context),
-            "stream": True,
+            "stream": self._target.is_streamed,
             **message_prompt(self._messages(request)),
         }
 

@@ -182,7 +182,9 @@ class ClientCall:
         self._note_stages(reader.timing)
         stated = usage.completion_tokens if usage is not None else None
         if not reader.has_tokens:
-            timeline.num_without_tokens += 1
+            timeline.osl[number] = stated or 0
+            timeline.num_without_tokens += not stated
+            timeline.num_as_whole += bool(stated)
             timeline.num_unstated += usage is None
             return
         if not stated:

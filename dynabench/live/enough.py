@@ -11,7 +11,7 @@ from reports.record.records import Floats
 from workloads.pacing import LoadConfig
 
 CHECK_S = 0.25
-LIFETIMES = 5.5
+LIFETIMES = 2.5
 """Requests are sent for at least so many times as long as one takes (p90), or the load is never steady."""
 LEAST = 100
 """Fewest measured requests whose means may be precise; a 95th percentile with an interval needs 72."""

@@ -108,7 +108,8 @@ def _read_response(data: bytes) -> Event | None:
         case "response.completed" | "response.incomplete":
             said = event.response or Response()
             usage = said.usage.as_chat if said.usage is not None else None
-            return Event([EventChoice(finish_reason=_response_end(kind, said))], usage)
+            end = response_end(kind.removeprefix("response."), said.incomplete_details)
+            return Event([EventChoice(finish_reason=end)], usage)
         case "response.failed" | "response.cancelled":
             return Event([], error=(event.response and event.response.error) or kind)
         case "error":
@@ -116,10 +117,11 @@ def _read_response(data: bytes) -> Event | None:
     return NOTHING
 
 
-def _response_end(kind: str, said: Response) -> str:
-    if kind == "response.completed":
+def response_end(status: str, details: IncompleteDetails | None) -> str:
+    """Return why a response with this status ended, in a chat's words."""
+    if status == "completed":
         return "stop"
-    reason = said.incomplete_details.reason if said.incomplete_details is not None else None
+    reason = details.reason if details is not None else None
     return "length" if reason == "max_output_tokens" else reason or "incomplete"
 
 

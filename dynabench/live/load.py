@@ -156,7 +156,7 @@ class LoadGenerator:
 
     def _reader(self, request: Request, api: Api, has_token_events: bool) -> AnswerReader | WholeReader:
         """Return what reads a request's answer."""
-        if api in WHOLE:
+        if api in WHOLE or not self._target.is_streamed:
             return WholeReader(api)
         return AnswerReader(
             request.output_length,
@@ -244,6 +244,7 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "reasoning_tokens": float(timeline.num_reasoning),
         "hidden_reasoning": float(timeline.num_hidden),
         "without_tokens": float(timeline.num_without_tokens),
+        "as_whole": float(timeline.num_as_whole),
         "repeated_answers": float(generator.num_repeated[0]),
         "planned_answers": float(generator.num_repeated[1]),
         "retried": float(generator.num_retried),

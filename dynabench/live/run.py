@@ -295,6 +295,7 @@ def server_at(url: str, model: str, client: ClientConfig) -> MeasuredServer:
         proxy=client.proxy,
         repeats_answers=client.history == "server",
         image_size=client.size_of_images,
+        is_streamed=client.stream,
         api=client.way.api,
     )
 

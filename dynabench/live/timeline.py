@@ -40,6 +40,8 @@ class Timeline(RequestLog):
         """Requests without usage."""
         self.num_without_tokens = 0
         """Answers of APIs whose answers have no tokens."""
+        self.num_as_whole = 0
+        """Answers with tokens that were not streamed."""
         self.num_without_last = 0
         """Answers without the event that ends a stream."""
         self.num_reasoning = 0

@@ -270,8 +270,9 @@ def describe_gaps(gaps: TokenGaps) -> Statistics:
 def throughput(run: Record) -> Throughput:
     """Return requests and output tokens per second, of the requests that count over all of their time, and over their window.
 
-    The window is the time in which requests that count arrive. Answers that end within it count whenever they began: in a
-    steady state, as many that arrived within end after it.
+    The window is the time in which requests that count arrive. An answer counts in it by the share of its tokens that came
+    within it, evenly from its first to its last, whenever it began: where streams run in step, a window ends before or
+    after a whole wave of answers, and their number is off by a wave.
     """
     requests = run.measured.requests
     good = requests.succeeded
@@ -279,16 +280,26 @@ def throughput(run: Record) -> Throughput:
         return Throughput()
     whole, has_tokens = _whole_s(requests), bool(requests.osl[good].any())  # embeddings have none
     start, stop = requests.intended_s.min(), requests.intended_s.max()
-    ended, window = run.requests.last_token_s, float(stop - start)
-    inside = run.requests.succeeded & ((ended >= start) & (ended <= stop)).filled(False)
+    window, shares = float(stop - start), _shares_within(run.requests, start, stop)
     return Throughput(
         requests_per_s=float(good.sum() / whole) if whole > 0 else None,
         output_tokens_per_s=float(requests.osl[good].sum() / whole) if whole > 0 and has_tokens else None,
-        window_requests_per_s=float(inside.sum() / window) if window > 0 else None,
-        window_output_tokens_per_s=float(run.requests.osl[inside].sum() / window)
+        window_requests_per_s=float(shares.sum() / window) if window > 0 else None,
+        window_output_tokens_per_s=float((run.requests.osl * shares).sum() / window)
         if window > 0 and has_tokens
         else None,
     )
+
+
+def _shares_within(requests: Requests, start: float, stop: float) -> Floats:
+    """Return the share of each answer that came within a time; 0 for requests that failed."""
+    last = requests.last_token_s.filled(np.nan)
+    first = np.fmin(requests.first_token_s.filled(np.nan), last)
+    within = np.minimum(last, stop) - np.maximum(first, start)
+    at_once = (last >= start) & (last <= stop)
+    shares = np.where(last > first, np.clip(within / np.where(last > first, last - first, 1.0), 0.0, 1.0), at_once)
+    found: Floats = np.where(requests.succeeded, np.nan_to_num(shares), 0.0)
+    return found
 
 
 def _whole_s(requests: Requests) -> float:

@@ -7,12 +7,15 @@ import pytest
 
 from dynabench.apis import PATHS, Endpoint, Way, endpoint_of
 from dynabench.arm import ClientConfig
+from dynabench.experiment.limits import check_has_tokens
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.events import AnswerError, AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.run import server_at
+from foundation.errors import UserError
 from reports.figures import metrics
 from reports.figures.insight import remarks
+from reports.figures.slo import parse_slo
 from serving.frontend.api.answer_format import Usage
 from serving.frontend.api.messages.format import MessagesFormat
 from serving.frontend.api.messages.request import MessagesRequest
@@ -392,6 +395,54 @@ def test_answers_without_tokens_have_an_end_and_no_other_times(api, answer):
     record = run(facts=sent.facts, osl=[0, 0], first_token_s=[None, None])
     assert metrics.throughput(record).output_tokens_per_s is None
     assert any("no TTFT, TPOT, ITL or output tokens/s" in note for note in remarks([record]))
+
+
+USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
+WORDS = {"input_tokens": 12, "output_tokens": 3}
+
+
+@pytest.mark.parametrize(
+    ("api", "answer", "end"),
+    [
+        ("completions", {"choices": [{"text": "a b c", "finish_reason": "length"}], "usage": USAGE}, "length"),
+        ("chat", {"choices": [{"message": {"content": "a"}, "finish_reason": "stop"}], "usage": USAGE}, "stop"),
+        ("responses", {"status": "completed", "output": [{"type": "message"}], "usage": WORDS}, "stop"),
+        (
+            "responses",
+            {
+                "status": "incomplete",
+                "incomplete_details": {"reason": "max_output_tokens"},
+                "output": [{"type": "message"}],
+                "usage": WORDS,
+            },
+            "length",
+        ),
+        ("messages", {"content": [{"type": "text"}], "stop_reason": "tool_use", "usage": WORDS}, "tool_calls"),
+    ],
+)
+def test_answers_that_are_not_streamed_have_tokens_but_no_times_of_them(api, answer, end):
+    with strange_server(whole(answer), seen := [], heads=(heads := [])) as url:
+        sent = send(url, workload(2), api=api, prompts="text", is_streamed=False)
+    columns = sent.requests
+    assert columns.error.tolist() == ["", ""]
+    assert (columns.isl.tolist(), columns.osl.tolist()) == ([12, 12], [3, 3])
+    assert columns.finish_reason.tolist() == [end] * 2
+    assert columns.first_token_s.mask.all() and columns.last_token_s.tolist() == columns.done_s.tolist()
+    assert (sent.facts["as_whole"], sent.facts["without_tokens"], sent.facts["without_usage"]) == (2, 0, 0)
+    assert all(body["stream"] is False and "stream_options" not in body for body in seen)
+    assert heads[0]["accept"] == "application/json"
+    record = run(facts=sent.facts, osl=[3, 3], first_token_s=[None, None])
+    assert metrics.throughput(record).output_tokens_per_s
+    assert any("came as a whole (--no-stream)" in note for note in remarks([record]))
+
+
+def test_what_needs_streams_is_refused_without_them():
+    with pytest.raises(ValueError, match="stream is false, which applies to another server"):
+        ClientConfig(stream=False)
+    with pytest.raises(ValueError, match="only streamed answers can be repeated"):
+        ClientConfig(url=HOST, api="chat", history="server", stream=False)
+    with pytest.raises(UserError, match="answers that are not streamed have none; expected a limit on e2e"):
+        check_has_tokens([parse_slo("ttft.p50 <= 1s")], ClientConfig(url=HOST, stream=False))
 
 
 @pytest.mark.parametrize(
