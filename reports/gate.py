@@ -14,7 +14,7 @@ from reports.figures.conditions import METRICS, Condition, read_condition
 from reports.figures.outcomes import percent
 from reports.summary import NOISE_FLOOR, ArmSummary, Summary
 from reports.sweep.best_point import interval_between, point_failures
-from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep
+from reports.sweep.points import AnyPoint, FoundLoad, Impossible, Point, SearchResult, Sweep
 from reports.verdicts.failures import Failures
 from reports.verdicts.gates import GateResult, GateState
 
@@ -116,7 +116,7 @@ class Basis:
         if gate.metric in WITH_LIMITS and not self.has_limits:
             return "needs runs with limits; set them with --slo or --slo-preset"
         if gate.metric == "found" and not self.finds:
-            return "is about what --find finds; use --find"
+            return "is about what --find finds, or a benchmark with --slo; use one of them"
         return ""
 
 
@@ -180,14 +180,17 @@ def of_sweep(sweep: Sweep, gates: Sequence[Condition], left_out: Sequence[str] =
     They are compared with the first one or, if the table has several sweeps, with the same settings in the first.
     """
     rows = [(row.changes, _of_row(row)) for row in sweep.points]
+    found = list(map(_of_found, sweep.found))
 
     def judge(gate: Condition) -> list[GateResult]:
+        if gate.metric == "found" and found:
+            return [_limited(gate, side) for side in found]
         return list(_rows_compared(gate, rows)) if is_comparison(gate) else [_limited(gate, side) for _, side in rows]
 
     basis = Basis(
         num_arms=len(rows),
         has_limits=bool(sweep.limits),
-        finds=any(isinstance(row, SearchResult) for row in sweep.points),
+        finds=bool(found) or any(isinstance(row, SearchResult) for row in sweep.points),
         left_out=left_out,
         is_complete=sweep.is_complete,
     )
@@ -283,6 +286,10 @@ def _of_row(row: AnyPoint | SearchResult) -> _Side:
     if not isinstance(row, Point):
         return _Side(row.name, lambda _: None)
     return _Side(row.name, _of_point(row), point=row, is_stable=row.is_stable, failures=point_failures(row))
+
+
+def _of_found(found: FoundLoad) -> _Side:
+    return _Side(found.line or "the highest load within the limits", lambda _: found.load, "no load tried holds them")
 
 
 def _of_point(point: Point) -> Callable[[Condition], float | None]:

@@ -34,7 +34,11 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
+from reports.figures.limit_intervals import attainment_interval, limit_interval
+from reports.figures.metrics import per_request
 from reports.figures.outcomes import Outcome
+from reports.figures.slo import good_requests
+from reports.figures.statistics import blocks_of
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
 from reports.sweep.curve import requests_per_s, throughput
@@ -87,7 +91,7 @@ def run_bench(
         raise UserError(f"an endpoint is given twice: {', '.join(map(masked, asked.urls))}")
     for client in clients.values():
         check_has_tokens(limits, client)
-    gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
+    gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=bool(limits)))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
     for url in clients:
@@ -177,6 +181,25 @@ def _unsteady(run: Record) -> str:
         f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}, or a "
         "longer workload"
     )
+
+
+def _with_intervals(outcomes: Sequence[Outcome], limits: Sequence[Condition], run: Record) -> list[Outcome]:
+    """Return outcomes with the intervals of their values, where the run has enough requests for them."""
+    blocks = blocks_of(run.requests.intended_s, per_request(run.requests)["e2e_sched"])
+    by_text = {str(limit): limit for limit in limits if limit.statistic is not None}
+    each = [limit for limit in limits if limit.statistic is None]
+
+    def of(outcome: Outcome) -> Outcome:
+        if outcome.value is None:
+            return outcome
+        if outcome.is_share:
+            share = attainment_interval(good_requests(run, each), blocks)
+            return outcome if share is None else outcome.within(share, ATTAINMENT)
+        limit = by_text[outcome.limit]
+        interval = limit_interval(limit, run, blocks)
+        return outcome if isinstance(interval, str) else outcome.within(interval, limit.value)
+
+    return list(map(of, outcomes))
 
 
 def _lifetimes_s(run: Record) -> float:
@@ -318,7 +341,10 @@ class _Work:
 
     def _point(self, arm: Arm, runs: list[Record]) -> Point:
         """Return the figures of a load; more failures than are allowed miss the limits."""
-        point = point_of(arm, runs, self._asked.experiment.limits, ATTAINMENT)
+        limits = self._asked.experiment.limits
+        point = point_of(arm, runs, limits, ATTAINMENT)
+        if len(runs) == 1:  # otherwise repeats give intervals
+            point = structs.replace(point, outcomes=_with_intervals(point.outcomes, limits, runs[0].measured))
         unsteady = [said for run in runs if (said := _unsteady(run))][:1]
         point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
         attempted, most = point.requests or 0, self._asked.client.max_failed_share

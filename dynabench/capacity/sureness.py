@@ -12,14 +12,14 @@ from dynabench.experiment.source import Source
 from dynabench.virtual.run import simulate
 from reports.capacity.answer import Sureness
 from reports.figures.conditions import METRICS, Condition
-from reports.figures.metrics import LEAST_SAMPLES, goodput, per_request
-from reports.figures.outcomes import SHARES, format_ms, of_requests, of_run, percent
+from reports.figures.limit_intervals import FEW, attainment_interval, limit_interval
+from reports.figures.metrics import goodput, per_request
+from reports.figures.outcomes import format_ms, of_requests, of_run, percent
 from reports.figures.slo import good_requests
-from reports.figures.statistics import Blocks, blocks_of, gaps_interval, mean_interval, quantile_interval
-from reports.record.records import Floats, Record
+from reports.figures.statistics import Blocks, blocks_of
+from reports.record.records import Record
 from reports.summarize import summarize
 
-FEW = "too few requests"
 UNKNOWN = "; the model's error is not known for this case."
 
 
@@ -32,9 +32,7 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
     """Return the same from a run that was simulated."""
     record = record.measured
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
-    known, has_failed = per_request(record.requests), ~record.requests.succeeded
-    blocks = blocks_of(record.requests.intended_s, known["e2e_sched"])
-    values = {name: np.where(has_failed, np.inf, its) for name, its in known.items()}
+    blocks = blocks_of(record.requests.intended_s, per_request(record.requests)["e2e_sched"])
     timing = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill").timing
     error = model_error(timing)
     found = []
@@ -44,8 +42,7 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
         outcome = of_run(limit, figures.metric(METRICS[limit.metric]))
         if outcome.value is None:
             continue
-        interval = _gaps_interval(limit, record, blocks) if limit.metric == "itl" else _interval(limit, values, blocks)
-        found.append(_sureness(limit, outcome.value, interval, error))
+        found.append(_sureness(limit, outcome.value, limit_interval(limit, record, blocks), error))
     return found + _sure_of_requests(record, blocks, limits, attainment, error)
 
 
@@ -75,13 +72,10 @@ def _sure_of_requests(
         is_share=True,
     )
     end = "." if known is not None else UNKNOWN
-    interval = mean_interval(is_good.astype(float), blocks)
+    interval = attainment_interval(is_good, blocks)
     if interval is None:
         return [structs.replace(sure, text=f"{text}; not certain: no interval ({FEW}){end}")]
-    low, high = interval[0], min(interval[1], 1.0)
-    if outcome.value == 1:
-        # If none exceeded its limits, resampling finds none either, but up to 3 in this many may (the rule of three).
-        low = max(1 - 3 / len(is_good), 0.0)
+    low, high = interval
     lies = "is within" if low >= attainment else "is beyond" if high < attainment else "includes"
     text += f"; the sample's 95% interval, {low:.2%} to {high:.2%}, {lies} the limit{end}"
     return [structs.replace(sure, low=low, high=high, text=text, is_open=low < attainment <= high)]
@@ -95,32 +89,6 @@ def _stricter(limit: Condition, known: MeasuredError) -> Condition:
 def _error(limit: Condition, known: MeasuredError) -> tuple[float, str]:
     """Return the model's error for the limited metric, and the metric that it is the error of."""
     return (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
-
-
-def _interval(limit: Condition, values: dict[str, Floats], blocks: Blocks) -> tuple[float, float] | str:
-    """Return the interval of the limited metric, or why there is none; a failed request takes forever."""
-    of = values[METRICS[limit.metric]]
-    if limit.statistic == "max":
-        return "a maximum comes from one request"
-    if limit.statistic == "mean":  # of the requests that were answered, as in every table
-        return mean_interval(np.where(np.isinf(of), np.nan, of), blocks) or FEW
-    share = SHARES[limit.statistic]
-    if (known := int((~np.isnan(of)).sum())) < LEAST_SAMPLES[round(share * 100)]:
-        return f"{known:,} requests are too few"
-    return quantile_interval(of, blocks, share) or FEW
-
-
-def _gaps_interval(limit: Condition, record: Record, blocks: Blocks) -> tuple[float, float] | str:
-    """Return the interval of a limit on the gaps between tokens: each belongs to the block in which it begins."""
-    if limit.statistic == "max":
-        return "a maximum comes from one gap"
-    if record.gap_starts_s is None:
-        return "of so many gaps only the lengths are kept, not when they began"
-    arrivals = record.requests.intended_s
-    starts_s = np.array([arrivals[blocks == block].min() for block in range(int(blocks.max(initial=0)) + 1)])
-    of_gaps = np.searchsorted(starts_s[1:], record.gap_starts_s, side="right")  # earlier ones are in the first
-    share = None if limit.statistic == "mean" else SHARES[limit.statistic]
-    return gaps_interval(record.gaps, of_gaps, share) or FEW
 
 
 def _sureness(

@@ -44,7 +44,7 @@ def bench(
     Loads are tried one after the other: 1 stream, then more in large steps until throughput stops growing, then closer to the
     knee, and to the highest load within the limits (--slo). Several endpoints take turns.
 
-    Exit code 1: --fail-if applies to a load, or no load is valid.
+    Exit code 1: --fail-if applies to a load or, as 'found < 32', to the highest load within the limits; or no load is valid.
 
     Args:
         urls: OpenAI endpoints, such as http://localhost:8000.

@@ -35,9 +35,16 @@ class Outcome(msgspec.Struct, frozen=True):
     """Why there is no value."""
     is_share: bool = False
     interval: tuple[float, float] | None = None
-    """The value's 95% interval over repeats; None for one run."""
+    """The value's 95% interval: over repeats, or of a measured load's own sample; None if there is none."""
     is_open: bool = False
-    """Whether the interval includes the limit, so that other repeats could change the result."""
+    """Whether the interval includes the limit, so that other repeats, or more time, could change the result."""
+
+    @property
+    def is_sure(self) -> bool:
+        """Whether its interval is known and does not include the limit, or it is missed without any value."""
+        if self.value is None:
+            return self.state == "missed"
+        return self.interval is not None and not self.is_open
 
     @property
     def headroom(self) -> float | None:
@@ -53,6 +60,13 @@ class Outcome(msgspec.Struct, frozen=True):
         if self.is_share:  # its distance to the limit as a share of a share would be one more percentage
             return f"{self.state} with {self._shown()}{doubt}"
         return f"{self.state} by {percent(abs(self.margin))} ({self._shown()}{doubt})"
+
+    def within(self, interval: tuple[float, float], limit: float) -> "Outcome":
+        """Return it with the interval of its value, in the unit of the limit (s, or a share)."""
+        low, high = interval
+        return msgspec.structs.replace(
+            self, interval=interval, is_open=low < limit <= high if self.is_share else low <= limit < high
+        )
 
     def over_repeats(self, alone: "Sequence[Outcome]") -> "Outcome":
         """Return it with the interval of its value, from the results for the same limit in each repeat."""

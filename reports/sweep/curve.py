@@ -6,7 +6,7 @@ from typing import NamedTuple
 from reports.figures.cells import milliseconds, number
 from reports.figures.load import Load
 from reports.figures.outcomes import outcomes_in_words
-from reports.sweep.points import Point
+from reports.sweep.points import FoundLoad, Point
 
 AXES = ("concurrency", "rate")
 """Settings that say how much is sent, in streams or requests per second."""
@@ -55,6 +55,20 @@ class LoadCurve(NamedTuple):
         return None if held is None else self.points[held]
 
     @property
+    def found(self) -> FoundLoad:
+        """The same load, with what is certain of it."""
+        low, high = edge_of_limits(list(map(_surely_holds, self.points)))
+        held, missed, low_at, high_at = (
+            None if point is None else self.at(point)
+            for point in (
+                self.held,
+                self.missed,
+                *(None if place is None else self.points[place] for place in (low, high)),
+            )
+        )
+        return FoundLoad(self.name, self.axis, held, missed, (low_at, high_at))
+
+    @property
     def missed(self) -> Point | None:
         """The lowest load that misses a limit."""
         _, missed = edge_of_limits(list(map(_holds, self.points)))
@@ -67,6 +81,14 @@ class LoadCurve(NamedTuple):
 
 def _holds(point: Point) -> bool | None:
     return None if point.state == "unknown" else point.state == "met"
+
+
+def _surely_holds(point: Point) -> bool | None:
+    """Return whether a point holds the limits, None if another sample might not tell the same."""
+    sure = {outcome.state for outcome in point.outcomes if outcome.is_sure}
+    if "missed" in sure:
+        return False
+    return True if sure == {"met"} and all(outcome.is_sure for outcome in point.outcomes) else None
 
 
 def tokens_per_s(point: Point) -> float:
@@ -142,13 +164,27 @@ def _within_limits(curve: LoadCurve) -> str:
     held, missed = curve.held, curve.missed
     why = outcomes_in_words(outcome for outcome in missed.outcomes if outcome.state == "missed") if missed else ""
     if held is not None and missed is not None:
-        return f"The limits hold up to {curve.load(held)} ({_rate(held)}); at {curve.load(missed)}: {why}."
+        return f"The limits hold up to {curve.load(held)} ({_rate(held)}{_interval(curve)}); at {curve.load(missed)}: {why}."
     if held is not None:
         return f"The limits hold at every load tried, up to {curve.load(held)} ({_rate(held)})."
     if missed is not None:
         return f"No load tried holds the limits; at {curve.load(missed)}: {why}."
     reasons = {outcome.reason for point in curve.points for outcome in point.outcomes if outcome.state == "unknown"}
     return f"It is not known whether the limits hold: {'; '.join(sorted(reasons)) or 'nothing was answered'}."
+
+
+def _interval(curve: LoadCurve) -> str:
+    """Say between which loads the limits stop holding for certain."""
+    low, high = (None if load is None else f"{load:g}" for load in curve.found.interval)
+    if low is not None and high is not None:
+        return f"; 95% interval {low} to {high}"
+    return (
+        f"; at least {low} for certain"
+        if low is not None
+        else f"; less than {high} for certain"
+        if high is not None
+        else ""
+    )
 
 
 def _keeps_up(curve: LoadCurve) -> str:

@@ -159,6 +159,22 @@ class Cut(_Unmeasured, frozen=True, tag="cut", tag_field="kind"):
 AnyPoint = Point | Impossible | Cut
 
 
+class FoundLoad(msgspec.Struct, frozen=True):
+    """The highest load within the limits on a curve of measured loads."""
+
+    line: str
+    """The endpoint or deployment, empty if there is one."""
+    axis: str
+    """What loads are: concurrency, or rate (requests/s)."""
+    load: float | None
+    """None if no load that was tried is known to hold the limits."""
+    missed_at: float | None
+    """The lowest load that misses one; None if none does."""
+    interval: tuple[float | None, float | None]
+    """The highest load below the lowest that misses them for certain which holds them for certain (95% intervals of a
+    load's own sample), and that one; None: no such load was tried."""
+
+
 class SearchResult(msgspec.Struct, frozen=True):
     """The highest or lowest value of a setting at which a combination meets the limits."""
 
@@ -216,6 +232,8 @@ class Sweep(msgspec.Struct, frozen=True):
     """Where speculation pays, by point."""
     server: Grid | None = None
     """What measured servers say of themselves at each point; only if any does."""
+    found: list[FoundLoad] = []
+    """The highest load within the limits, by curve; only of benchmarks with limits."""
     best: dict[str, list[str]] = {}
     """The points that tie as best (within the limits, if any are), by the settings other than the router mode, as JSON."""
 

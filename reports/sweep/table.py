@@ -18,7 +18,7 @@ from reports.figures.split import LABELS as PARTS
 from reports.foreign import csv_cell
 from reports.sweep import curve
 from reports.sweep.best_point import best_of, by_rest
-from reports.sweep.points import AnyPoint, Impossible, Point, SearchResult, Sweep, name_and_point
+from reports.sweep.points import AnyPoint, FoundLoad, Impossible, Point, SearchResult, Sweep, name_and_point
 from reports.sweep.search_verdict import digits, is_by_gpus, search_verdict, value_shown
 from reports.sweep.verdict import grid_verdict
 from reports.tables import drafts as draft_table
@@ -49,7 +49,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
     )
     if any("~" in cell for row in made["rows"] for cell in row):
         made["verdict"] += (
-            " ~: the 95% interval over the repeats includes the limit, so more repeats could change the result."
+            f" ~: the 95% interval includes the limit, so more {'time' if _is_bench(manifest) else 'repeats'} could change the result."
         )
     if not is_complete:
         known = made["verdict"] or "No point is finished yet."
@@ -66,8 +66,17 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         tiers=tier_table.swept(_points(rows), _axes(rows)),
         drafts=draft_table.swept_drafts(_points(rows)),
         gains=draft_table.swept_gains(_points(rows)),
+        found=_found(rows, manifest),
         server=server_grid({name: point.server or None for name, point in _points(rows).items()}, is_whole=False),
     )
+
+
+def _found(rows: Rows, manifest: dict[str, Any]) -> list[FoundLoad]:
+    """Return the highest load within the limits on each measured curve."""
+    if not (_is_bench(manifest) and manifest["limits"]):
+        return []
+    points = [row for row in rows if isinstance(row, Point)]
+    return [each.found for each in curve.curves(points, axis=manifest["sweep"]["axis"])]
 
 
 def _is_bench(manifest: dict[str, Any]) -> bool:

@@ -46,11 +46,11 @@ def saturating(load):
 
 
 def test_a_climb_goes_up_in_large_steps_and_then_closer_to_the_knee():
-    assert loads(saturating) == [1, 4, 16, 64, 256, 32, 23]
+    assert loads(saturating) == [1, 4, 16, 64, 128, 32, 23]
 
 
 def test_a_climb_goes_closer_to_the_last_load_within_the_limits_too():
-    assert loads(saturating, 24) == [1, 4, 16, 64, 256, 32, 23, 27, 25]
+    assert loads(saturating, 24) == [1, 4, 16, 64, 128, 32, 23, 27, 25]
     assert loads(saturating, 24, seeks="limits") == [1, 4, 16, 64, 32, 23, 27, 25]
     assert loads(saturating, 24, seeks="limits", closeness=0.5) == [1, 4, 16, 64, 32, 23]
 
@@ -136,9 +136,9 @@ def test_a_load_is_done_after_its_time_or_sooner_if_its_means_are_precise():
 
 def test_a_load_lasts_several_times_as_long_as_its_requests_but_not_forever():
     slow = timeline(200, (3.0, 4.0), 50)
-    assert not Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=50), 20.0)
-    assert Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=50), 30.0)
-    assert Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=10), 10.0)
+    assert not Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=50), 9.0)
+    assert Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=50), 11.0)
+    assert Enough(6, 0.05).is_reached(slow, LoadConfig(measure_s=8), 8.0)
     assert not Enough(6, 0.05).is_reached(Timeline(3), LoadConfig(measure_s=10), 9.0)
 
 
@@ -181,6 +181,8 @@ def test_each_load_is_measured_and_kept_as_a_results_folder(url, tmp_path):
     assert all(point.throughput.window_output_tokens_per_s > 0 for point in found.points)
     assert manifest["head"]["Server"] == f"{url}, model {MODEL} (dynabench), prompts as token ids"
     assert found.verdict.startswith("The limits hold at every load tried, up to 2 streams")
+    assert [(each.line, each.axis, each.load, each.missed_at) for each in found.found] == [("", "concurrency", 2, None)]
+    assert all(outcome.interval[0] <= outcome.value <= outcome.interval[1] for outcome in found.points[0].outcomes)
     kept, runs = folder.read(out / "runs" / "concurrency-2")
     assert len(runs[0].measured.requests) == found.points[1].requests
     assert kept["arms"] == {"concurrency 2": {"concurrency": 2}}
@@ -283,6 +285,19 @@ def test_the_command_measures_an_endpoint(url, tmp_path):
     nobody = commands.dynabench("bench", "http://127.0.0.1:9", cwd=tmp_path)
     assert (nobody.returncode, nobody.stdout) == (2, "asking http://127.0.0.1:9\n")
     assert nobody.stderr.startswith("dynabench: no server responds at http://127.0.0.1:9")
+
+
+def test_the_highest_load_within_the_limits_can_fail_the_command(url, tmp_path):
+    fixed = ["--concurrency", "1,2", "--duration-s", "0.3", "--isl", "16", "--osl", "4", "--slo", "ttft.p50 <= 60s"]
+    for limit, code, state in (("found < 2", 0, "passed"), ("found < 3", 1, "failed")):
+        out = tmp_path / str(code)
+        done = commands.dynabench("bench", url, *fixed, "--fail-if", limit, "--out", out, "--json")
+        assert done.returncode == code, done.stderr
+        content = json.loads(done.stdout)
+        assert [gate["state"] for gate in content["gates"]] == [state]
+        assert [each["load"] for each in content["summary"]["found"]] == [2]
+    refused = commands.dynabench("bench", url, *fixed[:-2], "--fail-if", "found < 2", "--out", tmp_path / "c")
+    assert (refused.returncode, "a benchmark with --slo" in refused.stderr) == (2, True)
 
 
 def test_a_load_is_measured_again_with_more_processes_if_the_client_could_not_keep_up(

@@ -176,7 +176,7 @@ def test_a_comparison_of_sweeps_in_which_nothing_can_be_compared_does_not_pass(t
     assert done.returncode == 1
     assert [line.partition(": not judged, because it ")[2] for line in failed_in(done)] == [
         "compares with the first, but there is only one; limit its value instead",
-        "is about what --find finds; use --find",
+        "is about what --find finds, or a benchmark with --slo; use one of them",
     ]
 
 

@@ -8,7 +8,7 @@ from reports.figures.metrics import Throughput
 from reports.figures.outcomes import Outcome
 from reports.figures.slo import parse_slo
 from reports.sweep import curve
-from reports.sweep.points import Quantiles
+from reports.sweep.points import FoundLoad, Quantiles
 from tests.reports.test_sweep_report import point
 
 NOTHING = Quantiles(None, None, None, None)
@@ -34,6 +34,51 @@ def test_the_knee_is_the_lowest_load_with_nearly_the_highest_throughput():
         "16 streams give 96% of the highest throughput (1,000 tokens/s of 1,040) at 11% of the TTFT of 64 streams (median 100.0 ms "
         "instead of 900.0 ms)."
     )
+
+
+def sampled(load, state, ttft, interval):
+    """Make a load whose p95 has an interval."""
+    return structs.replace(at(load, 10 * load), outcomes=[Outcome(LIMIT, state, ttft).within(interval, 0.5)])
+
+
+LIMITED = [
+    sampled(1, "met", 0.1, (0.1, 0.2)),
+    structs.replace(at(2, 20), outcomes=[Outcome(LIMIT, "unknown", reason="few")]),
+    sampled(4, "met", 0.3, (0.2, 0.4)),
+    sampled(8, "met", 0.45, (0.3, 0.6)),
+    sampled(12, "missed", 0.55, (0.4, 0.7)),
+    sampled(16, "missed", 0.9, (0.7, 1.1)),
+]
+
+
+def test_the_interval_of_the_highest_load_within_the_limits_ends_where_each_load_is_certain():
+    (found,) = curve.curves(LIMITED)
+    assert found.found == FoundLoad("", "concurrency", 8, 12, (4, 16))
+    assert curve.verdict([found], has_limits=True).startswith(
+        "The limits hold up to 8 streams (80 tokens/s; 95% interval 4 to 16); at 12 streams: "
+    )
+
+
+@pytest.mark.parametrize(
+    ("points", "interval", "said"),
+    [
+        (LIMITED[3:], (None, 16), "; less than 16 for certain"),
+        (LIMITED[:5], (4, None), "; at least 4 for certain"),
+        (LIMITED[3:5], (None, None), ""),
+    ],
+)
+def test_an_end_of_the_interval_that_no_load_shows_is_not_known(points, interval, said):
+    (found,) = curve.curves(points)
+    assert found.found.interval == interval
+    assert f"(80 tokens/s{said}); at 12 streams" in curve.verdict([found], has_limits=True)
+
+
+def test_a_load_whose_figure_has_no_interval_makes_nothing_certain():
+    (found,) = curve.curves([at(1, 10, 0.1, state="met"), at(4, 40, 0.9, state="missed")])
+    assert found.found == FoundLoad("", "concurrency", 1, 4, (None, None))
+    failed = structs.replace(at(4, 40), outcomes=[Outcome(LIMIT, "missed", reason="too many requests failed")])
+    (found,) = curve.curves([at(1, 10, 0.1, state="met"), failed])
+    assert found.found.interval == (None, 4)
 
 
 def test_of_a_rate_it_is_said_up_to_where_it_is_answered_as_fast_as_it_is_sent():

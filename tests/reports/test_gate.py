@@ -152,7 +152,7 @@ def test_what_a_command_cannot_judge_is_refused(text, kind, problem):
     [
         ("ttft.p90 > +5%", "compares with the first, but there is only one"),
         ("attainment < 95%", "needs runs with limits; set them with --slo"),
-        ("found < 2", "is about what --find finds; use --find"),
+        ("found < 2", "is about what --find finds, or a benchmark with --slo; use one of them"),
     ],
 )
 def test_a_gate_that_could_never_be_judged_is_refused_before_the_run(text, problem):
@@ -206,7 +206,7 @@ def change_of(result):
     ("text", "why"),
     [
         ("attainment < 95%", "needs runs with limits; set them with --slo or --slo-preset"),
-        ("found < 2", "is about what --find finds; use --find"),
+        ("found < 2", "is about what --find finds, or a benchmark with --slo; use one of them"),
         ("ttft.mean > +5%", "compares with the first, but there is only one; limit its value instead"),
     ],
 )
