@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -49,7 +50,7 @@ from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
 KIND = "bench"
-LONGEST = 5
+LONGEST = 8
 """How many times as long as set a load may last at most."""
 STEADY = 2
 """Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
@@ -118,6 +119,7 @@ def run_bench(
             arms = [line.arm(load) for line in lines for load in line.points]
             manifest = _manifest(asked, endpoints, few, settings[0], arms)
             manifest["experiment"]["out"] = str(out)
+            manifest["sweep"]["untried"] = work.untried
             return out, manifest, sweep_report.write(out, manifest, points, points, is_complete=is_complete)
 
 
@@ -250,10 +252,14 @@ class _Line:
     def _below(self, load: float) -> float | None:
         return max((each for each in self.points if each < load), default=None)
 
+    def _e2e_below_s(self, load: float) -> float:
+        """Return how long a request takes at the load below."""
+        below = self._below(load)
+        return self.endpoint.e2e_s if below is None else self.points[below].e2e_sched.p90 or self.endpoint.e2e_s
+
     def _sent_as(self, load: float) -> LoadConfig:
         """Return how requests are sent: those that only fill the server do not count."""
-        longest_s, below = LONGEST * self._asked.config.duration_s, self._below(load)
-        e2e_s = self.endpoint.e2e_s if below is None else self.points[below].e2e_sched.p90 or self.endpoint.e2e_s
+        longest_s, e2e_s = LONGEST * self._asked.config.duration_s, self._e2e_below_s(load)
         streams = int(load) if self.loads.axis == "concurrency" else None
         is_alone = streams == 1
         return LoadConfig(
@@ -262,6 +268,13 @@ class _Line:
             warmup_s=0.0 if is_alone else round(min(SETTLED * e2e_s, longest_s), 3),
             measure_s=longest_s,
         )
+
+    def expected_s(self, load: float) -> float:
+        """Return about how long a load takes: until it is steady, counts, and its last requests are answered."""
+        below, sent = self._below(load) or load, self._sent_as(load)
+        e2e_s = self._e2e_below_s(load) * math.sqrt(load / below)
+        counted_s = min(max(self._asked.config.duration_s, LIFETIMES * e2e_s), sent.measure_s or math.inf)
+        return (sent.warmup_s + counted_s + e2e_s) * self._asked.experiment.repeats
 
     def learn(self, load: float, point: Point) -> None:
         """Note what came of a load."""
@@ -278,6 +291,9 @@ class _Work:
     ) -> None:
         self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
         self._console = console
+        self._end_s = monotonic() + (asked.config.within_s or math.inf)
+        self.untried: list[str] = []
+        """Loads for which there was no time."""
 
     def carry_out(self, lines: list[_Line]) -> bool:
         """Try loads until nothing is left to learn; return whether that was reached.
@@ -287,6 +303,10 @@ class _Work:
         turn = 0
         with self._view, contextlib.suppress(InterruptError):
             while steps := [(line, load) for line in lines if (load := line.next()) is not None]:
+                expected_s = sum(line.expected_s(load) for line, load in steps)
+                if turn and expected_s > self._end_s - monotonic():
+                    self.untried = [line.arm(load).name for line, load in steps]
+                    break
                 for line, load in steps if turn % 2 == 0 else steps[::-1]:
                     self._try(line, load)
                     if self._interrupt.is_asked:

@@ -43,8 +43,12 @@ class BenchConfig:
     """Climb this only as far as the limits (--slo) hold, and find the highest load that holds them."""
 
     duration_s: Positive = 4.0
-    """Time of each load in which requests count (s). It is longer, up to five times, where requests take so long that it
+    """Time of each load in which requests count (s). It is longer, up to eight times, where requests take so long that it
     would see too few of them."""
+
+    within_s: Positive | None = None
+    """Time for the whole benchmark (s): a load that would take longer than what is left of it is not tried (default: as
+    long as it takes)."""
 
     precision: Share = 0.05
     """A load is done sooner, from 100 requests on, if the 95% intervals of its mean TTFT and E2E latency are within this share of

@@ -51,6 +51,8 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         made["verdict"] += (
             f" ~: the 95% interval includes the limit, so more {'time' if _is_bench(manifest) else 'repeats'} could change the result."
         )
+    if untried := manifest["sweep"].get("untried"):
+        made["verdict"] += f" There was no time left for {', '.join(untried)} (--within-s)."
     if not is_complete:
         known = made["verdict"] or "No point is finished yet."
         sweeps = ", ".join(manifest.get("interrupted", ()))

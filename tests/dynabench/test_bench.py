@@ -214,6 +214,12 @@ def test_an_interrupted_benchmark_is_only_continued_as_it_began(url, tmp_path):
             run_bench(other, console=Terminal())
 
 
+def test_loads_for_which_there_is_no_time_are_not_tried_and_named(url, tmp_path):
+    _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="1,2", within_s=0.001), console=Terminal())
+    assert [point.changes for point in found.points] == [{"concurrency": 1}]
+    assert found.verdict.endswith("There was no time left for concurrency 2 (--within-s).")
+
+
 def test_several_endpoints_take_turns(url, tmp_path):
     other = url.replace("127.0.0.1", "localhost")
     _, _, found = run_bench(asked(url, other, out=tmp_path / "b"), console=Terminal())
