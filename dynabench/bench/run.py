@@ -28,7 +28,7 @@ from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of, key_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.live.enough import LIFETIMES, Enough
-from dynabench.live.run import measure
+from dynabench.live.run import check_history, measure
 from dynabench.live.validity import is_client_limited
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
@@ -50,7 +50,8 @@ LONGEST = 5
 STEADY = 4
 """Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
 SETTLED = 2.5
-"""Requests do not count at first, for so many times as long as one takes: streams begin evenly within one such time."""
+"""Requests do not count at first, for so many times as long as one takes (of conversations: as one lasts): streams begin evenly
+within one such time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +91,8 @@ def run_bench(
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=False))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
-    for url in clients:
+    for url, client in clients.items():
+        check_history(client, few)
         console.say(f"asking {masked(url)}")
     endpoints = [one for url, client in clients.items() for one in find(url, asked.config.model, client, few)]
     out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
@@ -156,6 +158,12 @@ def _manifest(
         "sweep": asdict(asked.config) | {"find": None, "sought": asked.config.find, "axis": loads.axis},
         "left_out": [],
     }
+
+
+def _as_sent(arm: Arm) -> dict[str, Any]:
+    """Return what sets a load apart by the setting that made it: streams of conversations are sessions in progress."""
+    streams = "session_concurrency" if arm.settings.load.session_concurrency else "concurrency"
+    return {streams if name == "concurrency" else name: value for name, value in arm.changes.items()}
 
 
 def _file_name(arm: Arm) -> str:
@@ -232,11 +240,12 @@ class _Line:
         longest_s, below = LONGEST * self._asked.config.duration_s, self._below(load)
         e2e_s = self.endpoint.e2e_s if below is None else self.points[below].e2e_sched.p90 or self.endpoint.e2e_s
         streams = int(load) if self.loads.axis == "concurrency" else None
-        is_alone = streams == 1
-        return LoadConfig(
-            concurrency=streams,
-            ramp_s=0.0 if streams is None or is_alone else round(min(e2e_s, longest_s), 3),
-            warmup_s=0.0 if is_alone else round(min(SETTLED * e2e_s, longest_s), 3),
+        is_alone, talks = streams == 1, self._requests.talks
+        lasts_s = talks.lasts_s(e2e_s)
+        return talks.load(
+            streams,
+            ramp_s=0.0 if streams is None or is_alone else round(min(lasts_s, longest_s), 3),
+            warmup_s=0.0 if is_alone else round(min(SETTLED * lasts_s, longest_s), 3),
             measure_s=longest_s,
         )
 
@@ -331,6 +340,7 @@ class _Work:
         """Keep the requests of a load, as a results folder of their own."""
         asked = self._asked
         place = self._store.out / folder.RUNS / _file_name(arm)
+        arm = replace(arm, changes=_as_sent(arm))
         manifest = manifest_of("wall", asked.files, sent.workload, asked.experiment, arm.settings, [arm], runs)
         manifest["workload"] |= sent.described(max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
         manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}
