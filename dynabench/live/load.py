@@ -8,7 +8,7 @@ from collections import deque
 from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.call import ClientCall
-from dynabench.live.conversations import Conversations
+from dynabench.live.conversations import Conversations, Repeated
 from dynabench.live.enough import CHECK_S, Enough
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
@@ -77,10 +77,9 @@ class LoadGenerator:
         return self._pool.num_retried
 
     @property
-    def num_repeated(self) -> tuple[int, int]:
-        """Answers that later turns repeated although they could be the server's: its own, and the workload's."""
-        talks = self._conversations
-        return (talks.num_answers, talks.num_planned) if talks is not None else (0, 0)
+    def repeated(self) -> Repeated:
+        """Whose answers later turns repeated."""
+        return self._conversations.repeated if self._conversations is not None else Repeated()
 
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
@@ -163,7 +162,7 @@ class LoadGenerator:
             grammar=GRAMMARS[api],
             counts_all=has_token_events,
             has_nvext=self._target.is_ours,
-            keeps_text=self._conversations is not None and bool(request.session),
+            keeps_message=self._conversations is not None and bool(request.session),
         )
 
     def _request(self, number: int) -> Request:
@@ -244,8 +243,9 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "reasoning_tokens": float(timeline.num_reasoning),
         "hidden_reasoning": float(timeline.num_hidden),
         "without_tokens": float(timeline.num_without_tokens),
-        "repeated_answers": float(generator.num_repeated[0]),
-        "planned_answers": float(generator.num_repeated[1]),
+        "repeated_answers": float(generator.repeated.num_answers),
+        "planned_answers": float(generator.repeated.num_planned),
+        "unmatched_results": float(generator.repeated.num_unmatched),
         "retried": float(generator.num_retried),
     }
 

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from dynabench.apis import Api
+from dynabench.live.answer_message import Message
 from dynabench.live.event_types import Count, EventUsage
 from dynabench.live.events import AnswerError, EventRouting, Timing
 from foundation.text import one_line
@@ -36,7 +37,7 @@ class WholeReader:
     finish_reason = ""
     lacks_last = False
     has_tokens = False
-    text: str | None = None
+    message: Message | None = None
     routing: EventRouting | None = None
     timing: Timing | None = None
 

@@ -195,11 +195,18 @@ def _counted(repeats: list[Record]) -> Iterator[str]:
 def _histories(repeats: list[Record]) -> Iterator[str]:
     """Say whose answers later turns repeated."""
     repeated, planned = (_sum(repeats, f"{name}_answers") for name in ("repeated", "planned"))
-    if repeated or planned:
-        yield (
-            f"later turns repeated {repeated:,} answers of the server"
-            + f", and {planned:,} of the workload, which call tools or have no text from the server" * bool(planned)
-        )
+    if not (repeated or planned):
+        return
+    unmatched = _sum(repeats, "unmatched_results")
+    whys = (
+        (unmatched, "it has results of tools, for which the server made no matching calls"),
+        (planned - unmatched, "the server's had no text, a broken call, or calls without results"),
+    )
+    of_workload = "; ".join(f"{count:,} because {why}" for count, why in whys if count)
+    yield (
+        f"later turns repeated {repeated:,} answers of the server"
+        + f", and {planned:,} of the workload ({of_workload})" * bool(planned)
+    )
 
 
 def _sum(repeats: list[Record], fact: str) -> int:
