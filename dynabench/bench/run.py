@@ -22,7 +22,7 @@ from dynabench.bench.workload import LoadRequests, Requests
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.arms import arm_name
 from dynabench.experiment.limits import check_has_tokens
-from dynabench.experiment.manifest import manifest_of, now
+from dynabench.experiment.manifest import manifest_of, now, unsent
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of, key_of
@@ -106,6 +106,9 @@ def run_bench(
     lines = [_Line(asked, one, _changes(one, endpoints), requests) for one in endpoints]
     for one in endpoints:
         console.say(f"{one.said}: a request takes {one.e2e_s:.3g} s alone")
+    left_out = unsent(requests.given, {one.client.way for one in endpoints}) if requests.given else []
+    for note in left_out:
+        console.say(note)
     with Interrupt() as interrupt, noted():
         work = _Work(asked, store, interrupt, BenchView(console, asked.config), console)
         is_complete = work.carry_out(lines)
@@ -116,6 +119,7 @@ def run_bench(
             arms = [line.arm(load) for line in lines for load in line.points]
             manifest = _manifest(asked, endpoints, few, settings[0], arms)
             manifest["experiment"]["out"] = str(out)
+            manifest["subtitle"] += "".join(f"; {note}" for note in left_out)
             return out, manifest, sweep_report.write(out, manifest, points, points, is_complete=is_complete)
 
 

@@ -76,11 +76,10 @@ class Requests:
         """
         self._source = source_of(files, experiment) if files else None
         self._sent, self._form, self._seed = sent, form, experiment.seed
-        if self._source is None:
-            self.name, self.talks = _described(sent), Talks(sent.turns, sent.think_time_s)
-        else:
-            whole = self._source(form)
-            self.name, self.talks = whole.name, Talks.of(whole)
+        self.given = self._source(form) if self._source else None
+        """The workload of a file, before a load takes its part."""
+        self.name = self.given.name if self.given else _described(sent)
+        self.talks = Talks.of(self.given) if self.given else Talks(sent.turns, sent.think_time_s)
 
     def of(self, load: LoadConfig, rate: float | None, most_per_s: float) -> LoadRequests:
         """Return requests for a load.

@@ -276,6 +276,17 @@ def test_a_stream_plays_one_conversation_after_another(url, tmp_path):
     assert [load.load.session_concurrency for load in read_loads((out / "runs" / "concurrency-2",))] == [2]
 
 
+def test_a_benchmark_says_which_words_of_a_file_it_does_not_send(url, tmp_path, capsys):
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}) + "\n")
+    _, manifest, _ = run_bench(
+        replace(asked(url, out=tmp_path / "b", concurrency="1"), files=(file,)), console=Terminal()
+    )
+    said = "1 chat of chats.jsonl is sent as token ids of the same length; --prompts chat sends their words"
+    assert said in capsys.readouterr().out
+    assert said in manifest["subtitle"]
+
+
 def test_a_history_without_turns_is_refused_before_anything_is_sent(url, tmp_path):
     client = {"history": "server", "api": "chat"}
     with pytest.raises(WorkloadError, match=r"no request waits for an earlier one of its session.*bench: --turns 4"):
