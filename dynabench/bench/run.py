@@ -34,6 +34,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
+from reports.figures.insight import of_conversations
 from reports.figures.outcomes import Outcome
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
@@ -300,6 +301,8 @@ class _Work:
                 runs = self._measured(sent.workload, arm, clients, least_s=_lifetimes_s(runs[0]))
             if not (runs and all(run.is_complete for run in runs)):
                 return
+            for remark in of_conversations(runs):
+                self._console.say(f"{arm.name}: {remark}")
             known = self._point(arm, runs)
             self._keep(sent, arm, runs)
             self._store.keep(arm, known)

@@ -7,6 +7,7 @@ from collections import deque
 
 from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
+from dynabench.live.broken_off import BrokenOff
 from dynabench.live.call import ClientCall
 from dynabench.live.conversations import Conversations, Repeated
 from dynabench.live.enough import CHECK_S, Enough
@@ -60,6 +61,7 @@ class LoadGenerator:
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
         self._conversations = Conversations(workload.requests, self._bodies.tokens) if target.repeats_answers else None
+        self.broken_off = BrokenOff()
         self._ahead: dict[int, bytes] = {}
         self._next_body = 0
         self._open: dict[int, ClientCall] = {}
@@ -216,8 +218,10 @@ class LoadGenerator:
         timeline.num_failed += is_failed
         timeline.last_numbers.append(number)
         at = now - (self._start or 0.0)
-        for lost in self._pacer.on_end(number, at, is_failed=is_failed):
-            timeline.error[lost] = f"not sent: it depends on request {number}, which failed"
+        unsent = self._pacer.on_end(number, at, is_failed=is_failed)
+        why = self.broken_off.note(timeline.error[number], len(unsent)) if unsent else ""
+        for lost in unsent:
+            timeline.error[lost] = why
             timeline.intended_s[lost] = timeline.sent_s[lost] = at
             timeline.num_ended += 1
             timeline.num_failed += 1
@@ -246,6 +250,9 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "repeated_answers": float(generator.repeated.num_answers),
         "planned_answers": float(generator.repeated.num_planned),
         "unmatched_results": float(generator.repeated.num_unmatched),
+        "broken_conversations": float(generator.broken_off.num_failed),
+        "too_long_conversations": float(generator.broken_off.num_too_long),
+        "unsent_turns": float(generator.broken_off.num_unsent),
         "retried": float(generator.num_retried),
     }
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
 import msgspec
@@ -274,6 +275,13 @@ def test_a_stream_plays_one_conversation_after_another(url, tmp_path):
     in_flight = [int(((requests.sent_s <= at) & (requests.done_s > at)).sum()) for at in requests.sent_s.tolist()]
     assert max(in_flight) <= 2
     assert [load.load.session_concurrency for load in read_loads((out / "runs" / "concurrency-2",))] == [2]
+
+
+def test_a_benchmark_of_conversations_says_whose_answers_they_repeat(url, tmp_path, capsys):
+    talks = asked(url, out=tmp_path / "b", concurrency="1", client={"history": "server", "api": "chat"})
+    _, _, found = run_bench(replace(talks, sent=SentConfig(isl=8, osl=2, turns=3)), console=Terminal())
+    assert [point.failed for point in found.points] == [0]
+    assert re.search(r"concurrency 1: later turns repeated \d+ answers of the server", capsys.readouterr().out)
 
 
 def test_a_benchmark_says_which_words_of_a_file_it_does_not_send(url, tmp_path, capsys):

@@ -9,11 +9,13 @@ import pytest
 from dynabench.arm import ClientConfig, Run, Settings
 from dynabench.live.answer_message import AnswerMessage
 from dynabench.live.bodies import Bodies, MeasuredServer
+from dynabench.live.broken_off import BrokenOff
 from dynabench.live.conversations import Conversations, Repeated
 from dynabench.live.event_types import EventChoice
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.run import measure, server_at
+from dynabench.live.validity import spoilt
 from reports.figures.insight import remarks
 from tests.dynabench.test_apis import streamed
 from tests.dynabench.test_event_streams import chat, stated
@@ -21,6 +23,7 @@ from tests.dynabench.test_load import send
 from tests.reports.runs import run
 from tests.support.strange_server import DONE, says, strange_server
 from workloads import Request, Workload, WorkloadError
+from workloads.pacing import LoadConfig
 
 CALL = {
     "role": "assistant",
@@ -332,3 +335,64 @@ def test_a_workload_whose_sessions_do_not_wait_has_no_history():
     for requests in ([Request(0.0, 4, 2, (0,), "s"), Request(1.0, 8, 2, (0,), "s")], [Request(0.0, 4, 2, (0,))]):
         with pytest.raises(WorkloadError, match="w: no request waits for an earlier one of its session"):
             measure(Run.alone(Settings(client=client)), Workload("w", 4, requests))
+
+
+REFUSALS = {
+    "vllm": "This model's maximum context length is 64 tokens. However, you requested 70 tokens",
+    "vllm-new": "The decoder prompt (length 70) is longer than the maximum model length of 64.",
+    "sglang": "The input (70 tokens) is longer than the model's context length (64 tokens).",
+    "llama.cpp": "the request exceeds the available context size, try increasing it",
+    "anthropic": "prompt is too long: 70 tokens > 64 maximum",
+    "tgi": "`inputs` tokens + `max_new_tokens` must be <= 64. Given: 60 `inputs` tokens and 10 `max_new_tokens`",
+}
+
+
+def failing_at(turn, status, why):
+    """Make the behaviour of a server that refuses the nth request."""
+    numbers = itertools.count(1)
+    answer = counting()
+
+    async def answers(reader, writer):
+        if next(numbers) != turn:
+            await answer(reader, writer)
+            return
+        body = json.dumps({"message": why}).encode()
+        writer.write(b"HTTP/1.1 %d No\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body))
+        await writer.drain()
+
+    return answers
+
+
+@pytest.mark.parametrize(
+    ("status", "why", "said", "error"),
+    [
+        (
+            400,
+            REFUSALS["vllm"],
+            "1 reached the server's context",
+            "a turn before it was too long for the server's context",
+        ),
+        (500, "out of luck", "1 had a turn that failed", "a turn before it failed"),
+    ],
+)
+def test_the_rest_of_a_conversation_whose_turn_fails_is_not_sent_and_counted_in_a_line(status, why, said, error):
+    with strange_server(failing_at(2, status, why), seen := []) as url:
+        sent = send(url, Workload("w", 1, turns(*PLANNED, [A])), prompts="chat", repeats_answers=True)
+    assert len(seen) == 2
+    assert sent.requests.error[1].startswith(f"HTTP {status}: ")
+    assert list(sent.requests.error[2:]) == [f"not sent: {error}"] * 2
+    line = f"1 conversation ended early: {said}; 2 later turns were not sent, and count as failed"
+    assert line in remarks([run(facts=sent.facts)])
+    [note] = spoilt(sent, LoadConfig(), is_complete=True)
+    assert note.startswith("3 of 4 requests failed")
+    assert f"most often with: HTTP {status}: " in note
+
+
+@pytest.mark.parametrize("server", REFUSALS)
+def test_servers_refuse_prompts_beyond_their_context_in_their_own_words(server):
+    kept = BrokenOff()
+    kept.note("HTTP 400: " + json.dumps({"message": REFUSALS[server]}), 3)
+    assert kept == BrokenOff(num_too_long=1, num_unsent=3)
+    kept.note("HTTP 500: no context length", 2)
+    kept.note("timeout", 1)
+    assert kept == BrokenOff(num_failed=2, num_too_long=1, num_unsent=6)
