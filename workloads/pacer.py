@@ -17,8 +17,9 @@ class Pacer:
         self._columns = workload.columns
         self._limit = config.concurrency or config.max_concurrency
         self._is_closed = config.is_closed
-        self._apart_s = config.ramp_s / (config.concurrency or 1)  # between the starts of two streams
-        self._num_begun = 1 if config.ramp_s else len(workload) + 1  # streams; more than can be in flight: all of them
+        # A stream is a request in flight, or a session in progress.
+        self._apart_s = config.ramp_s / (config.concurrency or config.session_concurrency or 1)  # between their starts
+        self._num_begun = 1 if config.ramp_s else len(workload) + 1  # more than there can be: all of them
         self._session_limit = config.session_concurrency
         self._free_at = 0.0  # when the last slot became free
         self._parents: dict[int, int] = {}  # number -> requests it still waits for
@@ -66,7 +67,7 @@ class Pacer:
             if self._session_limit is None or self._may_open(root):  # asked here: it saves most workloads a call
                 opens_s: float
                 if self._is_closed:
-                    is_begun = self._num_flying < self._num_begun
+                    is_begun = self._num_streams < self._num_begun
                     opens_s = self._free_at if is_begun else self._apart_s * self._num_begun
                 else:
                     opens_s = self._columns.arrival_s.item(root)
@@ -87,9 +88,9 @@ class Pacer:
                     self._open_sessions.add(self._key(number))
             if self._is_closed:  # nothing was meant to be sent before there was a slot for it
                 intended = max(intended, self._free_at)
-                self._num_begun += self._num_flying >= self._num_begun
             taken.append((number, intended))
             self._num_flying += 1
+            self._num_begun = max(self._num_begun, self._num_streams)
         return taken
 
     def on_end(self, number: int, now: float, *, is_failed: bool = False) -> list[int]:
@@ -109,6 +110,10 @@ class Pacer:
                 self._end(child, now)
                 stack += self._children.pop(child, ())
         return lost
+
+    @property
+    def _num_streams(self) -> int:
+        return self._num_flying if self._session_limit is None else len(self._open_sessions)
 
     def _delay_s(self, number: int) -> float:
         delays_s = self._columns.more.get("delay_s")

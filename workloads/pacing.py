@@ -30,7 +30,8 @@ class LoadConfig:
     """Closed loop over sessions: keep this many in progress; a session's turns run one after another."""
 
     ramp_s: NotNegative = 0.0
-    """Closed loop: let the requests in flight become --concurrency evenly within this time (s; 0: they start at once)."""
+    """Closed loop: let the requests or sessions in flight become as many as set evenly within this time (s; 0: they start at
+    once)."""
 
     fail_on_too_long: bool = False
     """Refuse a workload with a request that is longer than the engine's max_model_len. Otherwise such a request fails or is
@@ -48,9 +49,10 @@ class LoadConfig:
         given = [name for name in ("concurrency", "max_concurrency", "session_concurrency") if getattr(self, name)]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} cannot be combined")
-        if self.ramp_s and self.concurrency is None:
+        if self.ramp_s and not self.is_closed:
             raise ValueError(
-                f"ramp_s is {self.ramp_s:g}, but without concurrency nothing grows; expected both or neither"
+                f"ramp_s is {self.ramp_s:g}, but nothing grows without concurrency or session_concurrency; expected both or "
+                "neither"
             )
 
     @property

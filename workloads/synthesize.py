@@ -4,9 +4,11 @@ import heapq
 import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from foundation.settings import Count, NotNegative, Positive, Whole, check_settings
 from workloads.arrivals import ARRIVALS
@@ -71,7 +73,12 @@ class SynthConfig:
     """Most turns of a session (uniform from 1); each turn's prompt includes the earlier turns and their answers."""
 
     think_time_s: NotNegative = 10.0
-    """Mean time between two arrivals of a session (s; exponential)."""
+    """Mean time between two arrivals of a session (s; exponential); with --wait-for-answers, from the end of an answer to the
+    next turn."""
+
+    wait_for_answers: bool = False
+    """Let each turn wait for the answer to the one before it, as agents do. Otherwise turns arrive at fixed times, even while
+    that answer is in progress."""
 
     priority_levels: Count = 1
     """Number of priorities; the requests of a session have the same one, drawn evenly (0 goes first, as in vLLM)."""
@@ -111,11 +118,25 @@ def synthesize(config: SynthConfig) -> "RequestColumns":
     """Generate the requests of a workload, in order of arrival."""
     from workloads.columns import RequestColumns
 
-    return RequestColumns.of(itertools.islice(_requests(config), config.requests))
+    made = itertools.islice(_requests(config), config.requests)
+    waits = config.wait_for_answers and config.turns > 1
+    return RequestColumns.of(_waiting(made) if waits else (request for _, request in made))
 
 
-def _requests(config: SynthConfig) -> Iterator[Request]:
-    """Generate requests forever."""
+def _waiting(made: Iterable[tuple[int, Request]]) -> Iterator[Request]:
+    """Let each turn wait for the one before it in its session, and then for the time between their arrivals."""
+    last: dict[int, tuple[int, float]] = {}  # session -> number and arrival of its last turn so far
+    for number, (session, request) in enumerate(made):
+        waits: dict[str, Any] = {}
+        if session in last:
+            before, arrival_s = last[session]
+            waits = {"after": (before,), "delay_s": round(request.arrival_s - arrival_s, 6)}
+        last[session] = number, request.arrival_s
+        yield msgspec.structs.replace(request, session=f"session-{session}", **waits)
+
+
+def _requests(config: SynthConfig) -> Iterator[tuple[int, Request]]:
+    """Generate requests forever, each with the number of its session."""
     ids = itertools.count()
     prefixes = _prefixes(config, ids)
     weights = list(itertools.accumulate(1 / (rank + 1) for rank in range(len(prefixes))))
@@ -123,14 +144,14 @@ def _requests(config: SynthConfig) -> Iterator[Request]:
     choice, levels = random.Random(f"prefixes {config.seed}"), random.Random(f"priorities {config.seed}")
     names, shares = _adapters(config)
     asked, shown = random.Random(f"adapters {config.seed}"), random.Random(f"images {config.seed}")
-    coming: list[tuple[float, int, Request]] = []  # turns of sessions that have started
+    coming: list[tuple[float, int, tuple[int, Request]]] = []  # turns of sessions that have started
     turn, now = itertools.count(), 0.0
-    for gap in ARRIVALS[config.arrival](arrivals, config.burstiness):
+    for session, gap in enumerate(ARRIVALS[config.arrival](arrivals, config.burstiness)):
         prefix = choice.choices(prefixes, cum_weights=weights)[0]
         priority = levels.randrange(config.priority_levels)
         adapter = asked.choices(names, cum_weights=shares)[0] if names else ""
         for request in _session(config, now, prefix, priority, adapter, (lengths, shown), ids):
-            heapq.heappush(coming, (request.arrival_s, next(turn), request))
+            heapq.heappush(coming, (request.arrival_s, next(turn), (session, request)))
         now += gap / config.rate
         check_span("synth", now)
         while coming and coming[0][0] < now:

@@ -89,9 +89,8 @@ async def _asked(url: str, model: ReportedModel, client: ClientConfig, workload:
     is_open = client.prompts is None and client.way.api is None
     ways = [replace(client, prompts=form) for form in FORMS] if is_open else [client]
     refusals = []
-    few = Workload(
-        workload.name, workload.block_size, select(workload.requests, list(range(min(PROBES, len(workload)))))
-    )
+    first = select(workload.requests, range(min(PROBES, len(workload))))
+    few = Workload(workload.name, workload.block_size, first.replace(delay_s=[0.0] * len(first)))
     for asked in ways:
         order = Order(
             few, server_at(url, model.id, asked), LoadConfig(concurrency=1), secrets.token_hex(8), client.timeout_s

@@ -23,18 +23,19 @@ from dynabench.bench.workload import LoadRequests, Requests
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.arms import arm_name
 from dynabench.experiment.limits import check_has_tokens
-from dynabench.experiment.manifest import manifest_of, now
+from dynabench.experiment.manifest import manifest_of, now, unsent
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of, key_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.live.enough import LIFETIMES, Enough
-from dynabench.live.run import measure
+from dynabench.live.run import check_history, measure
 from dynabench.live.validity import is_client_limited
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
+from reports.figures.insight import of_conversations
 from reports.figures.limit_intervals import attainment_interval, limit_interval
 from reports.figures.metrics import per_request
 from reports.figures.outcomes import Outcome
@@ -55,7 +56,8 @@ LONGEST = 8
 STEADY = 2
 """Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
 SETTLED = 2.5
-"""Requests do not count at first, for so many times as long as one takes: streams begin evenly within one such time."""
+"""Requests do not count at first, for so many times as long as one takes (of conversations: as one lasts): streams begin evenly
+within one such time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,8 @@ def run_bench(
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=bool(limits)))
     requests = Requests(asked.files, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
-    for url in clients:
+    for url, client in clients.items():
+        check_history(client, few)
         console.say(f"asking {masked(url)}")
     endpoints = [one for url, client in clients.items() for one in find(url, asked.config.model, client, few)]
     out = experiment.out or Path("results") / f"{now():%Y%m%d-%H%M%S}-{KIND}"
@@ -109,6 +112,9 @@ def run_bench(
     lines = [_Line(asked, one, _changes(one, endpoints), requests) for one in endpoints]
     for one in endpoints:
         console.say(f"{one.said}: a request takes {one.e2e_s:.3g} s alone")
+    left_out = unsent(requests.given, {one.client.way for one in endpoints}) if requests.given else []
+    for note in left_out:
+        console.say(note)
     with Interrupt() as interrupt, noted():
         work = _Work(asked, store, interrupt, BenchView(console, asked.config), console)
         is_complete = work.carry_out(lines)
@@ -120,6 +126,7 @@ def run_bench(
             manifest = _manifest(asked, endpoints, few, settings[0], arms)
             manifest["experiment"]["out"] = str(out)
             manifest["sweep"]["untried"] = work.untried
+            manifest["subtitle"] += "".join(f"; {note}" for note in left_out)
             return out, manifest, sweep_report.write(out, manifest, points, points, is_complete=is_complete)
 
 
@@ -162,6 +169,12 @@ def _manifest(
         "sweep": asdict(asked.config) | {"find": None, "sought": asked.config.find, "axis": loads.axis},
         "left_out": [],
     }
+
+
+def _as_sent(arm: Arm) -> dict[str, Any]:
+    """Return what sets a load apart by the setting that made it: streams of conversations are sessions in progress."""
+    streams = "session_concurrency" if arm.settings.load.session_concurrency else "concurrency"
+    return {streams if name == "concurrency" else name: value for name, value in arm.changes.items()}
 
 
 def _file_name(arm: Arm) -> str:
@@ -261,11 +274,12 @@ class _Line:
         """Return how requests are sent: those that only fill the server do not count."""
         longest_s, e2e_s = LONGEST * self._asked.config.duration_s, self._e2e_below_s(load)
         streams = int(load) if self.loads.axis == "concurrency" else None
-        is_alone = streams == 1
-        return LoadConfig(
-            concurrency=streams,
-            ramp_s=0.0 if streams is None or is_alone else round(min(e2e_s, longest_s), 3),
-            warmup_s=0.0 if is_alone else round(min(SETTLED * e2e_s, longest_s), 3),
+        is_alone, talks = streams == 1, self._requests.talks
+        lasts_s = talks.lasts_s(e2e_s)
+        return talks.load(
+            streams,
+            ramp_s=0.0 if streams is None or is_alone else round(min(lasts_s, longest_s), 3),
+            warmup_s=0.0 if is_alone else round(min(SETTLED * lasts_s, longest_s), 3),
             measure_s=longest_s,
         )
 
@@ -330,6 +344,8 @@ class _Work:
                 runs = self._measured(sent.workload, arm, clients, least_s=_lifetimes_s(runs[0]))
             if not (runs and all(run.is_complete for run in runs)):
                 return
+            for remark in of_conversations(runs):
+                self._console.say(f"{arm.name}: {remark}")
             known = self._point(arm, runs)
             self._keep(sent, arm, runs)
             self._store.keep(arm, known)
@@ -377,6 +393,7 @@ class _Work:
         """Keep the requests of a load, as a results folder of their own."""
         asked = self._asked
         place = self._store.out / folder.RUNS / _file_name(arm)
+        arm = replace(arm, changes=_as_sent(arm))
         manifest = manifest_of("wall", asked.files, sent.workload, asked.experiment, arm.settings, [arm], runs)
         manifest["workload"] |= sent.described(max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
         manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}

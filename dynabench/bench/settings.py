@@ -8,7 +8,7 @@ from typing import Annotated, Literal, NamedTuple
 from msgspec import Meta
 
 from dynabench.arm import ClientConfig
-from foundation.settings import Count, Positive, Share, Whole, check_settings
+from foundation.settings import Count, NotNegative, Positive, Share, Whole, check_settings
 from workloads.synthesize import Lengths, SynthConfig
 
 MOST_STREAMS = 1024
@@ -151,6 +151,12 @@ class SentConfig(SynthConfig):
 
     prefix_blocks: Whole = 0
     """Blocks in each shared prefix (0: nothing is shared between sessions)."""
+
+    think_time_s: NotNegative = 0.0
+    """Mean time from the end of an answer to the next turn (s; exponential)."""
+
+    wait_for_answers: bool = True
+    """Let each turn wait for the answer to the one before it, as agents do."""
 
     block_size: Count = 16
     """Tokens per block, in which prefixes are counted."""

@@ -18,7 +18,7 @@ from workloads.shape import ShapeConfig
 
 OF_BENCH = Parameter(parse="^(experiment|repeats|seed|slo|slo_preset|format|columns|trace_block_size|out)$")
 """The settings of an experiment that apply to a benchmark of endpoints."""
-LEFT = Parameter(parse="^(?!(requests|seed|rate|arrival|burstiness|images|image_tokens|image_pool)$)")
+LEFT = Parameter(parse="^(?!(requests|seed|rate|arrival|burstiness|images|image_tokens|image_pool|wait_for_answers)$)")
 """Leaves out what follows from the load, and what is not sent over HTTP."""
 WITHOUT_URL = Parameter(parse="^(?!(url)$)")
 """Leaves out the flag whose value is an argument here."""

@@ -22,6 +22,7 @@ from dynabench.experiment.head import engine_error, head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.step_times import describe_step_times
+from foundation.text import listed
 from mocker import engine
 from reports import folder
 from reports.record.records import Record
@@ -178,7 +179,28 @@ def subtitle_of(
 
 
 def unsent(workload: Workload, ways: Collection[Way]) -> list[str]:
-    """Say which fields of the workload's bodies are left out where prompts are sent in one of these ways."""
+    """Say which words of the workload's prompts and which fields of its bodies are left out in one of these ways."""
+    said = [_wordless(workload, way, f" with {way}" * (len(ways) > 1)) for way in sorted(ways, key=str)]
+    return [*filter(None, said), *_left_out(workload, ways)]
+
+
+def _wordless(workload: Workload, way: Way, where: str) -> str:
+    """Say which prompts are sent without their own words, nothing if all have theirs or have none."""
+    contents = [
+        request.content for request in workload if request.content is not None and not way.sends_content(request)
+    ]
+    num_chats = sum(isinstance(content, list) for content in contents)
+    if not contents:
+        return ""
+    counts = {"chat": num_chats, "text": len(contents) - num_chats}
+    what = listed([_counted(count, noun) for noun, count in counts.items() if count])
+    instead = "token ids" if way.prompts == "tokens" else "other words"
+    sent_by = "chat" if num_chats == len(contents) else "text"
+    are = "are" if len(contents) > 1 else "is"
+    return f"{what} of {workload.name} {are} sent as {instead} of the same length{where}; --prompts {sent_by} sends their words"
+
+
+def _left_out(workload: Workload, ways: Collection[Way]) -> list[str]:
     left = {
         way: extra_fields(request for request in workload if not way.sends_fields(request))
         for way in sorted(ways, key=str)

@@ -26,6 +26,7 @@ from dynabench.fidelity.step_log import LOG, RECORDER, EngineStepLog, read_step_
 from dynabench.terminal import Terminal
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
+from foundation.text import listed
 from mocker.config import EngineVersion, version_of
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.files import read_calibration
@@ -313,8 +314,7 @@ def _past(
             raise UserError(f"request records are their own workload; leave out {' '.join(map(str, files))}")
         workload, run = read_requests(real)
         workload = shape(workload, ShapeConfig(ends=settings.shape.ends))
-        mode = experiment.router_mode[0]
-        return workload, {mode: [replace(run, arm=REAL.format(mode))]}
+        return workload, {mode: [replace(run, arm=REAL.format(mode))] for mode in experiment.router_mode}
     _, runs = folder.read(real)
     workload = source_of(files, experiment)(settings.shape)
     found: dict[str, list[Record]] = {}
@@ -328,10 +328,11 @@ def _past(
                 f"run"
             )
         _check_alike(real, run, workload, settings)
-        mode = run.arm.removesuffix(REAL.format(""))
-        if mode == ENDPOINT:  # a server of others
-            mode = experiment.router_mode[0]
-            unknown = ROUTER_UNKNOWN.format(real=real, mode=mode)
-        if not mode.endswith(SIMULATED.format("")):
-            found.setdefault(mode, []).append(replace(run, arm=REAL.format(mode)))
+        modes: tuple[str, ...] = (run.arm.removesuffix(REAL.format("")),)
+        if modes == (ENDPOINT,):  # a server of others, which is compared with each mode
+            modes = experiment.router_mode
+            unknown = ROUTER_UNKNOWN.format(real=real, mode=listed(modes))
+        for mode in modes:
+            if not mode.endswith(SIMULATED.format("")):
+                found.setdefault(mode, []).append(replace(run, arm=REAL.format(mode)))
     return replace(workload, notes=(*workload.notes, *filter(None, [unknown]))), found

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 
+from dynabench.live.answer_message import Message
 from dynabench.live.bodies import MeasuredServer
 from dynabench.live.event_types import EventUsage
 from dynabench.live.events import EVENT_LIMIT, AnswerError, AnswerReader, Timing
@@ -76,9 +77,9 @@ class ClientCall:
         self._chunks: list[float] = []  # gap, tokens, gap, tokens, ...
 
     @property
-    def answer(self) -> str | None:
-        """The text of the answer, if its reader keeps it; None if there is none, or it calls tools."""
-        return self._reader.text
+    def answer(self) -> Message | None:
+        """The answer as a message, if its reader keeps it and it can be repeated."""
+        return self._reader.message
 
     def on_sent(self, now: float) -> None:
         """Record the time when the request's bytes are written."""

@@ -30,6 +30,8 @@ STOP_S = 0.1
 READY_S = 60.0
 OTHER_FILES = 128
 """Files that a client has open beside its connections: modules, pipes, results."""
+AT_ONCE = ("concurrency", "max_concurrency", "session_concurrency")
+"""Limits of a load on what is in flight."""
 MOST_CONNECTIONS = 1 << 16
 """Connections of a client whose load sets no limit: more than one address can have to a server."""
 
@@ -102,11 +104,11 @@ def _make_room(order: Order, num_clients: int) -> None:
         UserError: it may not.
     """
     load = order.load
-    at_once = load.concurrency or load.max_concurrency
+    name, at_once = next(((name, value) for name in AT_ONCE if (value := getattr(load, name))), ("", None))
     needed = -(-min(at_once or MOST_CONNECTIONS, len(order.workload)) // num_clients) + OTHER_FILES
     limit = room_for(needed)
     if limit < needed and at_once:
-        setting = "--concurrency" if load.concurrency else "--max-concurrency"
+        setting = f"--{name.replace('_', '-')}"
         enough = -(-(needed - OTHER_FILES) * num_clients // max(limit - OTHER_FILES, 1))
         raise UserError(
             f"{setting} {at_once} needs {needed:,} open files in each of {num_clients} client processes, but the hard limit "
@@ -255,7 +257,7 @@ async def _tell_stop(connection: Connection, stop: asyncio.Event) -> None:
 def _share_load(load: LoadConfig, place: int, count: int) -> LoadConfig:
     """Give a client its share of the limits."""
     changes = {}
-    for name in ("concurrency", "max_concurrency", "session_concurrency"):
+    for name in AT_ONCE:
         value = getattr(load, name)
         if value is not None:
             changes[name] = max(value // count + (place < value % count), 1)

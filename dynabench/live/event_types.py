@@ -22,9 +22,12 @@ class EventFunction(msgspec.Struct):
 class ToolCall(msgspec.Struct):
     """An event's addition to one of an answer's tool calls."""
 
+    index: Any = None
+    """Which of the calls it adds to; some servers send none."""
+    id: Any = None
     function: EventFunction | None = None
     custom: Any = None
-    """The call of a tool whose input is no JSON."""
+    """The call of a tool whose input is no JSON, or that the server itself carries out."""
 
     def __bool__(self) -> bool:
         """Return whether it adds anything."""
@@ -93,11 +96,6 @@ class EventChoice(msgspec.Struct):
         if isinstance(content, str):
             return content
         return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-
-    @property
-    def calls_tools(self) -> bool:
-        """Whether it adds to a call of a tool."""
-        return self.delta is not None and bool(self.delta.tool_calls or self.delta.function_call)
 
     @property
     def is_reasoning(self) -> bool:

@@ -6,11 +6,13 @@ without parsing.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import msgspec
 
-from dynabench.live.event_types import Count, EventUsage
+from dynabench.live.answer_message import AnswerMessage, Message
+from dynabench.live.event_types import Count, Event, EventChoice, EventUsage
 from dynabench.live.grammars import CHAT, Grammar
 from foundation.text import one_line
 from reports.record.records import MAX_S, MAX_WORKERS
@@ -88,7 +90,6 @@ class AnswerReader:
     has_tokens = True
 
     __slots__ = (
-        "_calls_tools",
         "_counts_all",
         "_follows_cr",
         "_grammar",
@@ -96,11 +97,11 @@ class AnswerReader:
         "_has_usages",
         "_last",
         "_max_events",
+        "_message",
         "_num_events",
         "_num_patterns",
         "_pattern",
         "_rest",
-        "_texts",
         "finish_reason",
         "is_done",
         "num_reasoning",
@@ -117,7 +118,7 @@ class AnswerReader:
         grammar: Grammar = CHAT,
         counts_all: bool = False,
         has_nvext: bool = False,
-        keeps_text: bool = False,
+        keeps_message: bool = False,
     ) -> None:
         """Start reading.
 
@@ -126,7 +127,7 @@ class AnswerReader:
             grammar: what the API's events say.
             counts_all: whether events without text are tokens, too: our frontend sends an event for each step.
             has_nvext: whether to read our frontend's report of routing and times.
-            keeps_text: whether the answer's text is wanted; then each event is parsed.
+            keeps_message: whether the answer is wanted as a message; then each event is parsed.
         """
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
@@ -135,8 +136,7 @@ class AnswerReader:
         self._has_nvext = has_nvext
         self._has_usages = True  # until an event with a token has none
         self._follows_cr = False
-        self._texts: list[str] | None = [] if keeps_text else None
-        self._calls_tools = False
+        self._message = AnswerMessage() if keeps_message else None
         self._rest = bytearray()
         self._last = b""
         # The bytes before and after the text of a token's event, and whether it is reasoning.
@@ -153,9 +153,9 @@ class AnswerReader:
         self.is_done = False
 
     @property
-    def text(self) -> str | None:
-        """The text so far without reasoning, if it is kept; None if the answer calls tools."""
-        return None if self._texts is None or self._calls_tools else "".join(self._texts)
+    def message(self) -> Message | None:
+        """The answer so far as a message, if it is kept and can be repeated."""
+        return self._message.whole() if self._message is not None else None
 
     def take(self, data: bytes) -> int:
         """Process the bytes of a read; return how many tokens its events carry.
@@ -258,45 +258,67 @@ class AnswerReader:
     def _read(self, event: bytes) -> None:
         """Parse one event, and count its tokens."""
         data = self._data(event)
-        if not data:
+        if not data or (found := self._parsed(data)) is None:
             return
-        count = None
+        said, extra = found
+        if extra is not None:
+            self.routing = extra.routing or self.routing
+            self.timing = extra.timing or self.timing
+        self._note_usage(said, data)
+        choices = said.choices or []
+        is_end = self._note_end(choices)
+        if self._message is not None and choices:
+            self._message.add(choices[0])
+        count = extra.num_tokens if extra is not None else None
+        self._count_parsed(event, choices, said.usage, count, is_end=is_end)
+
+    def _parsed(self, data: bytes) -> tuple[Event, Extra | None] | None:
+        """Return what an event says, with our own frontend's extra data; None: it was the last event.
+
+        Raises:
+            AnswerError: it is malformed, or says that there was an error.
+        """
         try:
-            found = self._grammar.read(data)
-            if found is None:
+            said = self._grammar.read(data)
+            if said is None:
                 self.is_done = True
-                return
+                return None
             self._last = data
-            if self._has_nvext and (extra := msgspec.json.decode(found.nvext, type=Extra | None)):
-                self.routing = extra.routing or self.routing
-                self.timing = extra.timing or self.timing
-                count = extra.num_tokens
+            extra = msgspec.json.decode(said.nvext, type=Extra | None) if self._has_nvext else None
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise AnswerError(f"an event is malformed ({error}): {one_line(data, 200)}") from error
-        if found.error is not None:
-            raise AnswerError(f"error in the stream: {one_line(str(found.error))}")
-        if found.usage is not None:
-            if (found.usage.completion_tokens or 0) > self._max_events:
-                raise AnswerError(f"the usage is wrong: {found.usage.completion_tokens} completion tokens")
-            self.usage = found.usage.after(self.usage)
-        elif found.choices is msgspec.UNSET:
+        if said.error is not None:
+            raise AnswerError(f"error in the stream: {one_line(str(said.error))}")
+        return said, extra
+
+    def _note_usage(self, said: Event, data: bytes) -> None:
+        """Keep an event's usage; an event without one has choices."""
+        if said.usage is not None:
+            if (said.usage.completion_tokens or 0) > self._max_events:
+                raise AnswerError(f"the usage is wrong: {said.usage.completion_tokens} completion tokens")
+            self.usage = said.usage.after(self.usage)
+        elif said.choices is msgspec.UNSET:
             raise AnswerError(f"an event is malformed (no choices): {one_line(data, 200)}")
-        choices = found.choices or []
-        for choice in choices:
-            if choice.finish_reason in NOT_ENDS:
-                raise AnswerError(f"the answer broke off: finish_reason {choice.finish_reason}")
-            if choice.finish_reason:
-                self.finish_reason = one_line(choice.finish_reason, 40)
-        if self._texts is not None and choices:
-            self._texts.append(choices[0].content)
-            self._calls_tools |= choices[0].calls_tools
-        is_end = any(choice.finish_reason for choice in choices)
+
+    def _note_end(self, choices: Sequence[EventChoice]) -> bool:
+        """Keep the reason for the end; return whether an event has one."""
+        reasons = [choice.finish_reason for choice in choices if choice.finish_reason]
+        for reason in reasons:
+            if reason in NOT_ENDS:
+                raise AnswerError(f"the answer broke off: finish_reason {reason}")
+            self.finish_reason = one_line(reason, 40)
+        return bool(reasons)
+
+    def _count_parsed(
+        self, event: bytes, choices: Sequence[EventChoice], usage: EventUsage | None, count: int | None, *, is_end: bool
+    ) -> None:
+        """Count an event's tokens: as its usage so far says, else `count` of our own frontend, else one if it has any."""
         is_reasoning = bool(choices) and choices[0].is_reasoning
         before = self.num_tokens
         is_token = any(choice.is_token if self._counts_all else choice.has_text for choice in choices)
-        if is_token and found.usage is None and count is None and not is_end:
+        if is_token and usage is None and count is None and not is_end:
             self._learn(event, is_reasoning=is_reasoning)
-        if choices and (so_far := self._so_far(found.usage, is_end=is_end)) is not None:
+        if choices and (so_far := self._so_far(usage, is_end=is_end)) is not None:
             self.num_tokens = so_far
         elif is_token:
             self._has_usages = False
@@ -328,7 +350,7 @@ class AnswerReader:
     def _learn(self, event: bytes, *, is_reasoning: bool) -> None:
         """Remember the bytes around the text, unless this server's events differ in other parts, too."""
         if (
-            self._texts is not None
+            self._message is not None
             or self._num_patterns == MOST_PATTERNS
             or PLAIN.match(event) is None
             or TOOL_NAME.search(event)

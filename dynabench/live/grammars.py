@@ -21,6 +21,7 @@ from dynabench.live.event_types import (
     EventFunction,
     EventUsage,
     PromptDetails,
+    ToolCall,
 )
 
 Read = Callable[[bytes], Event | None]
@@ -77,12 +78,14 @@ class Item(msgspec.Struct):
 
     type: str | None = None
     name: Any = None
+    call_id: Any = None
 
 
 class ResponseEvent(msgspec.Struct):
     """An event of a response."""
 
     type: str
+    output_index: Any = None
     delta: Any = None
     item: Item | None = None
     response: Response | None = None
@@ -100,11 +103,16 @@ def _read_response(data: bytes) -> Event | None:
             return NOTHING
         if kind in ("response.output_text.delta", "response.refusal.delta"):
             return _added(event.delta)
-        return _thought(event.delta) if "reasoning" in kind else _called(event.delta)
+        if kind == "response.function_call_arguments.delta":
+            return _called(event.output_index, arguments=event.delta)
+        return _thought(event.delta) if "reasoning" in kind else _called_other(event.delta)
     match kind:
         case "response.output_item.added":  # a call's name is generated, too
-            name = event.item.name if event.item is not None else None
-            return _called(name) if isinstance(name, str) else NOTHING
+            item = event.item or Item()
+            if not isinstance(item.name, str) or not item.name:
+                return NOTHING
+            is_function = item.type == "function_call"
+            return _called(event.output_index, item.call_id, item.name) if is_function else _called_other(item.name)
         case "response.completed" | "response.incomplete":
             said = event.response or Response()
             usage = said.usage.as_chat if said.usage is not None else None
@@ -155,6 +163,7 @@ class Block(msgspec.Struct):
     """A block of a message at its start."""
 
     type: str | None = None
+    id: Any = None
     name: str | None = None
     text: str | None = None
     thinking: str | None = None
@@ -175,6 +184,7 @@ class MessageEvent(msgspec.Struct):
     """An event of a message."""
 
     type: str
+    index: Any = None
     message: Message | None = None
     content_block: Block | None = None
     delta: MessageDelta | None = None
@@ -189,14 +199,16 @@ def _read_message(data: bytes) -> Event | None:
     match event.type:
         case "content_block_delta":
             delta = event.delta or MessageDelta()
-            if delta.thinking or delta.partial_json:
-                return _thought(delta.thinking) if delta.thinking else _called(delta.partial_json)
-            return _added(delta.text)
+            if delta.partial_json and not delta.thinking:
+                return _called(event.index, arguments=delta.partial_json)
+            return _thought(delta.thinking) if delta.thinking else _added(delta.text)
         case "content_block_start":
             block = event.content_block or Block()
             if thought := block.thinking or block.data:
                 return _thought(thought)
-            return _called(block.name) if block.name else _added(block.text)
+            if not block.name:
+                return _added(block.text)
+            return _called(event.index, block.id, block.name) if block.type == "tool_use" else _called_other(block.name)
         case "message_start":
             usage = event.message.usage if event.message is not None else None
             said = usage.as_chat if usage is not None else None
@@ -232,8 +244,14 @@ def _thought(text: str | None) -> Event:
     return Event([EventChoice(delta=Delta(reasoning=text))]) if text else NOTHING
 
 
-def _called(text: str | None) -> Event:
-    return Event([EventChoice(delta=Delta(function_call=EventFunction(arguments=text)))]) if text else NOTHING
+def _called(index: Any, id: Any = None, name: str | None = None, arguments: str | None = None) -> Event:
+    call = ToolCall(index, id, EventFunction(name, arguments))
+    return Event([EventChoice(delta=Delta(tool_calls=[call]))])
+
+
+def _called_other(text: str) -> Event:
+    """Return the call of a tool that is not the client's function."""
+    return Event([EventChoice(delta=Delta(tool_calls=[ToolCall(custom=text)]))])
 
 
 _chat = msgspec.json.Decoder(Event)

@@ -7,8 +7,9 @@ from collections import deque
 
 from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
+from dynabench.live.broken_off import BrokenOff
 from dynabench.live.call import ClientCall
-from dynabench.live.conversations import Conversations
+from dynabench.live.conversations import Conversations, Repeated
 from dynabench.live.enough import CHECK_S, Enough
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
@@ -60,6 +61,7 @@ class LoadGenerator:
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
         self._conversations = Conversations(workload.requests, self._bodies.tokens) if target.repeats_answers else None
+        self.broken_off = BrokenOff()
         self._ahead: dict[int, bytes] = {}
         self._next_body = 0
         self._open: dict[int, ClientCall] = {}
@@ -77,10 +79,9 @@ class LoadGenerator:
         return self._pool.num_retried
 
     @property
-    def num_repeated(self) -> tuple[int, int]:
-        """Answers that later turns repeated although they could be the server's: its own, and the workload's."""
-        talks = self._conversations
-        return (talks.num_answers, talks.num_planned) if talks is not None else (0, 0)
+    def repeated(self) -> Repeated:
+        """Whose answers later turns repeated."""
+        return self._conversations.repeated if self._conversations is not None else Repeated()
 
     async def run(self, stop: asyncio.Event) -> Timeline:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
@@ -163,7 +164,7 @@ class LoadGenerator:
             grammar=GRAMMARS[api],
             counts_all=has_token_events,
             has_nvext=self._target.is_ours,
-            keeps_text=self._conversations is not None and bool(request.session),
+            keeps_message=self._conversations is not None and bool(request.session),
         )
 
     def _request(self, number: int) -> Request:
@@ -217,8 +218,10 @@ class LoadGenerator:
         timeline.num_failed += is_failed
         timeline.last_numbers.append(number)
         at = now - (self._start or 0.0)
-        for lost in self._pacer.on_end(number, at, is_failed=is_failed):
-            timeline.error[lost] = f"not sent: it depends on request {number}, which failed"
+        unsent = self._pacer.on_end(number, at, is_failed=is_failed)
+        why = self.broken_off.note(timeline.error[number], len(unsent)) if unsent else ""
+        for lost in unsent:
+            timeline.error[lost] = why
             timeline.intended_s[lost] = timeline.sent_s[lost] = at
             timeline.num_ended += 1
             timeline.num_failed += 1
@@ -245,8 +248,12 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "hidden_reasoning": float(timeline.num_hidden),
         "without_tokens": float(timeline.num_without_tokens),
         "as_whole": float(timeline.num_as_whole),
-        "repeated_answers": float(generator.num_repeated[0]),
-        "planned_answers": float(generator.num_repeated[1]),
+        "repeated_answers": float(generator.repeated.num_answers),
+        "planned_answers": float(generator.repeated.num_planned),
+        "unmatched_results": float(generator.repeated.num_unmatched),
+        "broken_conversations": float(generator.broken_off.num_failed),
+        "too_long_conversations": float(generator.broken_off.num_too_long),
+        "unsent_turns": float(generator.broken_off.num_unsent),
         "retried": float(generator.num_retried),
     }
 

@@ -73,7 +73,7 @@ def measure(
     if client.size_of_images is None:
         what = "are sent over HTTP only as images of a size (--url with --api chat and --image-size 512x512)"
         refuse_media(workload.columns, workload.name, what)
-    _check_history(client, workload)
+    check_history(client, workload)
     if client.url is None:
         _check_ends(client, workload)
         run = _serving_adapters(_on_this_host(run), workload)
@@ -300,6 +300,20 @@ def server_at(url: str, model: str, client: ClientConfig) -> MeasuredServer:
     )
 
 
+def check_history(client: ClientConfig, workload: Workload) -> None:
+    """Refuse a history of answers where no turn waits for one.
+
+    Raises:
+        WorkloadError: it is asked for, and no turn waits.
+    """
+    if client.history == "server" and not any(request.session and request.after for request in workload):
+        raise WorkloadError(
+            f"{workload.name}: no request waits for an earlier one of its session, so none can repeat the server's answer; leave "
+            "out --history, or use a workload whose sessions wait (of bench: --turns 4; workload synth --turns 4 "
+            "--wait-for-answers; of files: dynabench workload formats)"
+        )
+
+
 def tokens_of_model(pool: Pool) -> range:
     """Return the tokens that prompts for a pool's engine are made of.
 
@@ -336,15 +350,6 @@ def _serving_adapters(run: Run, workload: Workload) -> Run:
         pools.append(replace(pool, mocker=mocker))
     deployment = replace(run.deployment, pools=tuple(pools))
     return replace(run, arm=replace(run.arm, settings=replace(run.settings, deployment=deployment)))
-
-
-def _check_history(client: ClientConfig, workload: Workload) -> None:
-    """Refuse a history of answers where no turn waits for one."""
-    if client.history == "server" and not any(request.session and request.after for request in workload):
-        raise WorkloadError(
-            f"{workload.name}: no request waits for an earlier one of its session, so none can repeat the server's answer; leave "
-            "out --history, or use a workload whose sessions wait (dynabench workload formats)"
-        )
 
 
 def _check_ends(client: ClientConfig, workload: Workload) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from dynabench.apis import object_of
+from dynabench.live.answer_message import calls_of
 
 Fields = dict[str, Any]
 SYSTEM = ("system", "developer")
@@ -126,10 +127,9 @@ def _message_choice(choice: Any) -> Any:
 
 def _calls(message: Fields) -> list[tuple[Any, Any, str]]:
     """Return id, name and arguments of a message's calls."""
-    calls = message.get("tool_calls")
     found = []
-    for call in calls if isinstance(calls, list) else ():
-        function = object_of(object_of(call).get("function"))
+    for call in calls_of(message):
+        function = object_of(call.get("function"))
         found.append((call.get("id"), function.get("name"), _text(function.get("arguments"))))
     return found
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dynabench.arm import MAX_FAILED_SHARE
+from dynabench.live.broken_off import NOT_SENT
 from dynabench.live.clients import ClientRecords
 from workloads.pacing import LoadConfig
 
@@ -35,10 +36,12 @@ def spoilt(
         return [*requests.failure]
     attempted = requests.error[requests.is_measured]
     counts = Counter(error for error in attempted if error)
+    # Turns that were not sent have their cause in another request's error.
+    causes = Counter({error: count for error, count in counts.items() if not error.startswith(NOT_SENT)}) or counts
     if counts.total() > max_failed_share * len(attempted):
         notes.append(
             f"{counts.total():,} of {len(attempted):,} requests failed ({counts.total() / len(attempted):.1%}, more than "
-            f"--max-failed-share {max_failed_share:.3g}), most often with: {counts.most_common(1)[0][0]}"
+            f"--max-failed-share {max_failed_share:.3g}), most often with: {causes.most_common(1)[0][0]}"
         )
     known = ~requests.sent_s.mask
     intended, actual = requests.intended_s[known], requests.sent_s.data[known]

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from dynabench.apis import Api
+from dynabench.live.answer_message import Message
 from dynabench.live.event_types import Count, EventUsage
 from dynabench.live.events import AnswerError, EventRouting, Timing
 from dynabench.live.grammars import STOP_REASONS, IncompleteDetails, MessageUsage, ResponseUsage, response_end
@@ -78,7 +79,7 @@ class WholeReader:
     num_tokens = num_reasoning = 0
     lacks_last = False
     has_tokens = False
-    text: str | None = None
+    message: Message | None = None
     routing: EventRouting | None = None
     timing: Timing | None = None
 

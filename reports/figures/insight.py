@@ -150,7 +150,13 @@ TRUE = {
 
 def remarks(repeats: list[Record]) -> list[str]:
     """Return what a reader should know about an arm's valid runs."""
-    found = [*_off_lengths(repeats), *_by_priority(repeats), *_counted(repeats), *_histories(repeats)]
+    found = [
+        *_off_lengths(repeats),
+        *_by_priority(repeats),
+        *_counted(repeats),
+        *_histories(repeats),
+        *_broken_off(repeats),
+    ]
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
         found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     found += [said for fact, said in TRUE.items() if any(run.facts.get(fact) for run in repeats)]
@@ -193,13 +199,39 @@ def _counted(repeats: list[Record]) -> Iterator[str]:
             yield said.format(answers=f"{count:,} answer{several}", requests=requests)
 
 
+def of_conversations(repeats: list[Record]) -> list[str]:
+    """Return what a reader should know about conversations: whose answers they repeat, and which ended early."""
+    return [*_histories(repeats), *_broken_off(repeats)]
+
+
 def _histories(repeats: list[Record]) -> Iterator[str]:
     """Say whose answers later turns repeated."""
     repeated, planned = (_sum(repeats, f"{name}_answers") for name in ("repeated", "planned"))
-    if repeated or planned:
+    if not (repeated or planned):
+        return
+    unmatched = _sum(repeats, "unmatched_results")
+    whys = (
+        (unmatched, "it has results of tools, for which the server made no matching calls"),
+        (planned - unmatched, "the server's had no text, a broken call, or calls without results"),
+    )
+    of_workload = "; ".join(f"{count:,} because {why}" for count, why in whys if count)
+    yield (
+        f"later turns repeated {repeated:,} answers of the server"
+        + f", and {planned:,} of the workload ({of_workload})" * bool(planned)
+    )
+
+
+def _broken_off(repeats: list[Record]) -> Iterator[str]:
+    """Say which conversations ended early."""
+    failed, too_long, unsent = (
+        _sum(repeats, name) for name in ("broken_conversations", "too_long_conversations", "unsent_turns")
+    )
+    if unsent:
+        whys = ((too_long, "reached the server's context"), (failed, "had a turn that failed"))
         yield (
-            f"later turns repeated {repeated:,} answers of the server"
-            + f", and {planned:,} of the workload, which call tools or have no text from the server" * bool(planned)
+            f"{failed + too_long:,} conversation{'s' * (failed + too_long > 1)} ended early: "
+            + ", ".join(f"{count:,} {why}" for count, why in whys if count)
+            + f"; {unsent:,} later turn{'s were' if unsent > 1 else ' was'} not sent, and count{'s' * (unsent == 1)} as failed"
         )
 
 

@@ -2,8 +2,10 @@
 
 import json
 import math
+import re
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,8 +14,9 @@ from dynabench.bench import endpoint, run
 from dynabench.bench.climb import Climb, Tried
 from dynabench.bench.run import Asked, run_bench
 from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
-from dynabench.bench.workload import Requests
+from dynabench.bench.workload import Requests, Talks
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.fidelity.measured_loads import read_loads
 from dynabench.live.enough import Enough, width
 from dynabench.live.known_server import MODEL
 from dynabench.live.run import measure
@@ -26,8 +29,10 @@ from reports import folder
 from reports.sweep import report
 from tests.support import commands
 from tests.support.strange_server import strange_server
+from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
+from workloads.synthesize import SynthConfig, synthesize
 
 
 def loads(throughput, most_met=None, **settings):
@@ -159,6 +164,29 @@ def test_requests_are_enough_for_the_time_of_a_load():
     assert requests.name == "30 tokens in, 4 out"
 
 
+def test_streams_of_conversations_are_sessions_and_rates_are_those_of_conversations():
+    requests = Requests((), SentConfig(turns=4, think_time_s=2.0), ExperimentConfig(), ShapeConfig())
+    assert requests.name == "512 tokens in, 128 out, up to 4 turns with 2 s between them"
+    assert requests.talks.load(8, measure_s=4.0) == LoadConfig(session_concurrency=8, measure_s=4.0)
+    assert requests.talks.lasts_s(1.0) == 4 * 1.0 + 3 * 2.0
+    opened = requests.of(LoadConfig(warmup_s=1, measure_s=4), 20.0, 0.0).workload
+    assert len(opened) == (1 + 4) * 20 * 4 + 4
+    assert len({request.session for request in opened if not request.after}) > 5 * 20
+    assert Requests((), SentConfig(), ExperimentConfig(), ShapeConfig()).talks.load(8) == LoadConfig(concurrency=8)
+
+
+def test_sessions_of_a_file_are_conversations_if_their_turns_wait():
+    def talks(**second):
+        return Talks.of(
+            Workload(
+                "w", 1, [Request(0, 1, 1, (0,), "a"), Request(0, 1, 1, (1,), "b"), Request(1, 1, 1, (2,), **second)]
+            )
+        )
+
+    assert talks(session="a", after=(0,), delay_s=3.0) == Talks(1.5, 3.0)
+    assert talks(session="a") == talks(after=(0,)) == Talks(1, 0)
+
+
 @pytest.fixture(scope="module")
 def url():
     with known_server(SelftestConfig(ttft_ms=4, itl_ms=1)) as address:
@@ -238,6 +266,47 @@ def test_no_two_loads_share_a_folder():
     assert len(set(names)) == 3
     assert all("/" not in name and name not in (".", "..") for name in names)
     assert run._file_name(Arm("concurrency 2", Settings(), {"concurrency": 2})) == "concurrency-2"
+
+
+def test_a_stream_plays_one_conversation_after_another(url, tmp_path):
+    talks = replace(asked(url, out=tmp_path / "b", concurrency="2"), sent=SentConfig(isl=8, osl=2, turns=3, requests=9))
+    out, _, _ = run_bench(talks, console=Terminal())
+    manifest, [record] = folder.read(out / "runs" / "concurrency-2")
+    assert manifest["load"]["session_concurrency"] == 2
+    requests = record.requests
+    again = synthesize(msgspec.convert(manifest["workload"]["synth"], SynthConfig))
+    waits = [(number, again[number].after) for number in requests.request.tolist() if again[number].after]
+    assert len(waits) > 2
+    for number, [before] in waits:
+        place, earlier = (int(np.flatnonzero(requests.request == each)[0]) for each in (number, before))
+        assert requests.sent_s[place] >= requests.done_s[earlier]
+    in_flight = [int(((requests.sent_s <= at) & (requests.done_s > at)).sum()) for at in requests.sent_s.tolist()]
+    assert max(in_flight) <= 2
+    assert [load.load.session_concurrency for load in read_loads((out / "runs" / "concurrency-2",))] == [2]
+
+
+def test_a_benchmark_of_conversations_says_whose_answers_they_repeat(url, tmp_path, capsys):
+    talks = asked(url, out=tmp_path / "b", concurrency="1", client={"history": "server", "api": "chat"})
+    _, _, found = run_bench(replace(talks, sent=SentConfig(isl=8, osl=2, turns=3)), console=Terminal())
+    assert [point.failed for point in found.points] == [0]
+    assert re.search(r"concurrency 1: later turns repeated \d+ answers of the server", capsys.readouterr().out)
+
+
+def test_a_benchmark_says_which_words_of_a_file_it_does_not_send(url, tmp_path, capsys):
+    file = tmp_path / "chats.jsonl"
+    file.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}) + "\n")
+    _, manifest, _ = run_bench(
+        replace(asked(url, out=tmp_path / "b", concurrency="1"), files=(file,)), console=Terminal()
+    )
+    said = "1 chat of chats.jsonl is sent as token ids of the same length; --prompts chat sends their words"
+    assert said in capsys.readouterr().out
+    assert said in manifest["subtitle"]
+
+
+def test_a_history_without_turns_is_refused_before_anything_is_sent(url, tmp_path):
+    client = {"history": "server", "api": "chat"}
+    with pytest.raises(WorkloadError, match=r"no request waits for an earlier one of its session.*bench: --turns 4"):
+        run_bench(asked(url, out=tmp_path / "b", client=client), console=Terminal())
 
 
 def test_rates_are_loads_too(url, tmp_path):

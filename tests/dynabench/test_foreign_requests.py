@@ -7,7 +7,9 @@ import pytest
 import trustme
 
 from dynabench.additions import masked_header, read_extra_body, read_headers
+from dynabench.apis import Way
 from dynabench.arm import ClientConfig, Run, Settings
+from dynabench.experiment.manifest import unsent
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.store import identity_of
 from dynabench.live.bodies import Bodies, MeasuredServer
@@ -16,7 +18,7 @@ from reports.folder import read
 from tests.dynabench.test_load import send, workload
 from tests.support.commands import dynabench
 from tests.support.strange_server import answers, strange_server
-from workloads import Request
+from workloads import Request, Workload
 
 SECRET = "sk-hunter2-hunter2"
 OURS = "applies to dynabench's own stack, but --url measures another server"
@@ -88,12 +90,31 @@ def test_a_run_says_once_which_fields_it_leaves_out(tmp_path, batch, prompts, is
         "left out of the bodies: response_format (1 request), stop (1 request), temperature (1 request), tools (1 "
         "request), because prompts are sent as token ids (--prompts chat sends them)"
     )
-    assert " ".join(done.stdout.split()).count(note) == is_left_out
+    wordless = "2 chats of batch.jsonl are sent as token ids of the same length; --prompts chat sends their words"
+    assert [" ".join(done.stdout.split()).count(text) for text in (wordless, note)] == [is_left_out] * 2
+    assert (wordless in (tmp_path / "x" / "report.html").read_text()) is is_left_out
     assert ("left out of the bodies" in (tmp_path / "x" / "report.html").read_text()) is is_left_out
     sent = [{name: body[name] for name in body if name in (*FIELDS, "response_format")} for body in seen]
     assert (FIELDS in sent) is not is_left_out
     assert ({"response_format": {"type": "json_object"}} in sent) is not is_left_out
     assert all(body["stream"] and body["ignore_eos"] for body in seen)
+
+
+@pytest.mark.parametrize(
+    ("way", "said"),
+    [
+        (Way(), "1 chat and 2 texts of w are sent as token ids of the same length; --prompts text sends their words"),
+        (
+            Way("text", "completions"),
+            "1 chat of w is sent as other words of the same length; --prompts chat sends their words",
+        ),
+        (Way("text"), None),
+        (Way("text", "chat"), None),
+    ],
+)
+def test_prompts_that_are_sent_without_their_words_are_counted(way, said):
+    requests = [Request(0.0, 4, 1, (1,), content=content) for content in (CHAT, "a", "b", None)]
+    assert unsent(Workload("w", 4, requests), {way}) == [said] * bool(said)
 
 
 def test_headers_reach_the_server_and_their_values_reach_nothing_else(tmp_path, batch):

@@ -7,6 +7,7 @@ import pytest
 
 from dynabench.fidelity.past_runs import read_requests
 from foundation.errors import UserError
+from reports import folder
 from reports.record.records import COLUMNS
 from tests.support.commands import dynabench
 from tests.workloads.test_formats import SAMPLES
@@ -112,3 +113,12 @@ def test_validate_says_which_requests_of_a_run_it_left_out(tmp_path):
     done = dynabench("validate", "--real", tmp_path / "profile_export.jsonl", "--out", tmp_path / "out")
     assert (done.returncode, done.stderr) == (0, "")
     assert "read as aiperf-export; requests of the warm-up left out: 1; rows without prompt" in done.stdout
+
+
+def test_records_of_requests_are_compared_with_every_router_mode(tmp_path):
+    (tmp_path / "profile_export.jsonl").write_text(SAMPLES["aiperf-export"])
+    modes = ("--router-mode", "round-robin", "--router-mode", "kv", "--workers", 2)
+    done = dynabench("validate", "--real", tmp_path / "profile_export.jsonl", *modes, "--out", tmp_path / "out")
+    assert (done.returncode, done.stderr) == (0, "")
+    arms = [run.arm for run in folder.read(tmp_path / "out")[1]]
+    assert arms == ["round-robin, real", "round-robin, simulated", "kv, real", "kv, simulated"]

@@ -114,8 +114,20 @@ def test_streams_begin_evenly_and_send_their_next_request_at_once():
     assert pacer.due(9.5) == [(5, 9.5)]
 
 
+def test_sessions_begin_evenly_and_send_their_next_turn_at_once():
+    rows = [(0.0, "a", (), 0), (0.0, "a", (0,), 0), (0.0, "b", (), 0), (0.0, "c", (), 0)]
+    pacer = Pacer(workload(*rows), LoadConfig(session_concurrency=2, ramp_s=2.0))
+    assert pacer.due(0.0) == [(0, 0.0)]
+    pacer.on_end(0, 0.3)
+    assert pacer.due(0.3) == [(1, 0.3)]
+    assert pacer.next_s() == 1.0
+    assert pacer.due(1.0) == [(2, 1.0)]
+    pacer.on_end(1, 1.4)
+    assert pacer.due(1.4) == [(3, 1.4)]
+
+
 def test_streams_only_begin_evenly_in_a_closed_loop():
-    with pytest.raises(ValueError, match=r"ramp_s is 2, but without concurrency nothing grows"):
+    with pytest.raises(ValueError, match=r"ramp_s is 2, but nothing grows without concurrency"):
         LoadConfig(ramp_s=2.0, max_concurrency=4)
 
 

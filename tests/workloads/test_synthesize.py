@@ -71,3 +71,24 @@ def test_priorities_are_drawn_for_whole_sessions_and_change_nothing_else():
 def test_a_rate_that_no_clock_can_hold_is_refused():
     with pytest.raises(WorkloadError, match="the last request would arrive after"):
         synthesize(SynthConfig(requests=20, rate=1e-300))
+
+
+def test_turns_that_wait_for_answers_come_after_the_turn_before_them_and_its_think_time():
+    fixed, waiting = (
+        synthesize(SynthConfig(requests=300, turns=4, think_time_s=3, wait_for_answers=waits))
+        for waits in (False, True)
+    )
+    last = {}
+    for number, request in enumerate(waiting):
+        before = last.get(request.session)
+        assert request.after == (() if before is None else (before,))
+        thought = 0.0 if before is None else request.arrival_s - waiting[before].arrival_s
+        assert request.delay_s == pytest.approx(thought)
+        last[request.session] = number
+    assert len(last) < 300
+    assert [msgspec.structs.replace(one, session="", after=(), delay_s=0.0) for one in waiting] == fixed
+
+
+def test_single_requests_wait_for_nothing():
+    alone = synthesize(SynthConfig(requests=20, wait_for_answers=True))
+    assert alone == synthesize(SynthConfig(requests=20))
