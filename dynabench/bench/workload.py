@@ -59,8 +59,9 @@ class Talks(NamedTuple):
 
     def load(self, streams: int | None, **window: Any) -> LoadConfig:
         """Return a load of this many streams (None: an open loop); each plays one conversation after another."""
-        limit = "session_concurrency" if self.turns > 1 else "concurrency"
-        return LoadConfig(**{limit: streams}, **window)
+        if self.turns > 1:
+            return LoadConfig(session_concurrency=streams, **window)
+        return LoadConfig(concurrency=streams, **window)
 
 
 class Requests:
