@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import grimp
+import pytest
 import yaml
 
 ROOT = Path(__file__).parent.parent
@@ -108,6 +109,55 @@ def test_no_modules_import_each_other_in_a_circle():
     """Imports inside functions count, and those for types alone: both are where circles hide."""
     found = circles(grimp.build_graph(*PACKAGES, cache_dir=None))
     assert not found, "\n".join(sorted(found))
+
+
+AMBIENT = re.compile(
+    r"random\.(?!Random\b)|(np|numpy)\.random\b|os\.(urandom|getrandom)$|(datetime\.)?(datetime|date)\.(now|utcnow|today)$"
+    r"|asyncio\.create_subprocess_|os\.(fork|posix_spawn|timerfd)"
+)
+"""Names of what is not taken from `serving.runtime.world`, besides the modules that a contract forbids."""
+
+AROUND_THE_WORLD = {
+    "serving/runtime/world.py": {"random.SystemRandom"},
+    "serving/frontend/preparing/preparer.py": {"asyncio.create_subprocess_exec"},  # not in virtual time
+    "serving/supervision/group.py": {"asyncio.create_subprocess_exec"},  # a parent of real processes
+}
+
+
+def test_serving_takes_time_and_randomness_from_its_world():
+    found = {}
+    for path in (ROOT / "serving").rglob("*.py"):
+        if names := {name for name in names_used_in(path.read_text()) if AMBIENT.match(name)}:
+            found[str(path.relative_to(ROOT))] = names
+    assert found == AROUND_THE_WORLD
+
+
+def names_used_in(source):
+    """Return the names with dots in a module, as they are written, and what it imports from modules."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Attribute():
+                found.add(ast.unparse(node))
+            case ast.ImportFrom(module=module, names=names):
+                found |= {f"{module}.{each.name}" for each in names}
+    return found
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["random.random()", "from random import choice", "x = os.urandom", "datetime.datetime.now(UTC)", "date.today()"],
+)
+def test_ambient_time_and_randomness_are_found(line):
+    assert any(AMBIENT.match(name) for name in names_used_in(line))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["random.Random(3).random()", "world().entropy.random()", "client.random(request)", "from random import Random"],
+)
+def test_randomness_that_is_handed_in_is_not_ambient(line):
+    assert not any(AMBIENT.match(name) for name in names_used_in(line))
 
 
 def circles(graph):

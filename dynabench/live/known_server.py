@@ -22,7 +22,7 @@ import msgspec
 import uvloop
 
 from foundation.open_files import room_for
-from serving.engines.mock.timer import StepTimer
+from serving.runtime.world import world
 
 MODEL = "known"
 WORD = "a "
@@ -156,7 +156,7 @@ class KnownServer:
         """Serve until cancelled."""
         loop = asyncio.get_running_loop()
         server = await loop.create_server(lambda: KnownConnection(self), sock=listener, backlog=4096)
-        timer = StepTimer()
+        timer = world().step_timer()
         try:
             while True:
                 self._write_due()

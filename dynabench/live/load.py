@@ -15,8 +15,9 @@ from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
 from dynabench.live.timeline import Stats, Timeline
 from dynabench.live.whole_answers import WholeReader
-from serving.engines.mock.timer import StepTimer
+from serving.runtime.step_timer import StepTimer
 from serving.runtime.stopping import cancel_all, until_stopped
+from serving.runtime.world import world
 from workloads import Request, Workload
 from workloads.pacer import Pacer
 from workloads.pacing import LoadConfig
@@ -86,7 +87,7 @@ class LoadGenerator:
         """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
         self._pool = HttpPool(self._target.url, self._target.tls, self._target.through)
         self._heads = {api: self._pool.head(path, self._target.headers_of(api)) for api, path in PATHS.items()}
-        self._timer = StepTimer()
+        self._timer = world().step_timer()
         self._start = self._start if self._start is not None else clock() + 0.05
         cpu, started = _cpu_s(), clock()
         tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._judge())]

@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from foundation.files import secure
 from foundation.identity import Identity
 from serving.cli.chat_client import AskError, ChatAnswer, ChatClient
 from serving.runtime.stopping import until_stopped
+from serving.runtime.world import world
 
 OUTPUT = "output.jsonl"
 SETTINGS = "output.settings.json"
@@ -131,7 +131,7 @@ async def run_batch(
         missing = _missing(prompts.texts, answered)
         if done := len(prompts.texts) - len(missing):
             print(f"{file.name} already has {done} of {len(prompts.texts)} answers", file=sys.stderr)
-        started = time.perf_counter()
+        started = world().now()
         run = _Run(client, file, options, asyncio.Semaphore(concurrency), count)
         is_done = await until_stopped(stopping, run.ask_all(missing, model))
     if not is_done:
@@ -140,7 +140,7 @@ async def run_batch(
             file=sys.stderr,
         )
         return INTERRUPTED
-    print(_summary(run.totals, time.perf_counter() - started))
+    print(_summary(run.totals, world().now() - started))
     failed = run.totals.num_failed + len(prompts.problems)
     if failed:
         print(f"{failed} of {len(prompts.texts) + len(prompts.problems)} lines have no answer", file=sys.stderr)
@@ -195,7 +195,7 @@ class _Run:
             "response": answer.text,
             "tokens_in": tokens_in,
             "tokens_out": tokens_out,
-            "elapsed_ms": round((time.perf_counter() - answer.started) * 1000),
+            "elapsed_ms": round((world().now() - answer.started) * 1000),
             "finish_reason": answer.finish_reason,
         }
         self.file.write(json.dumps(record, ensure_ascii=False) + "\n")

@@ -1,13 +1,14 @@
 """A small OpenAI client, for the ways in that ask questions: the terminal chat, standard input and the batch."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 import msgspec
+
+from serving.runtime.world import world
 
 POLL_S = 0.1
 MAX_LINE = 1 << 24
@@ -26,7 +27,7 @@ class ChatAnswer:
     num_prompt: int | None = None
     num_tokens: int | None = None
     """Tokens of the answer, if the engine counts them."""
-    started: float = field(default_factory=time.perf_counter)
+    started: float = field(default_factory=lambda: world().now())
     first: float | None = None
     last: float | None = None
 
@@ -40,7 +41,7 @@ class ChatAnswer:
             text += choice.get("delta", {}).get("content") or ""
             self.finish_reason = choice.get("finish_reason") or self.finish_reason
         if text:
-            self.last = time.perf_counter()
+            self.last = world().now()
             self.first = self.first or self.last
             self.text += text
         return text

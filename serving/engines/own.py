@@ -1,15 +1,17 @@
 """The user's own engines in a Python file: `out=pystr:FILE` (whole chat requests) and `out=pytok:FILE` (token ids).
 
 The file is run once, like a program, with its arguments in `sys.argv`. It defines `async def generate(request)`, an async
-generator, which runs in its own event loop so that it may block without harm to the server.
+generator, which runs in its own event loop so that it may block without harm to the server. In virtual time it runs in
+the server's.
 """
 
 import asyncio
+import contextlib
 import inspect
 import runpy
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +21,7 @@ from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService, RequestDialect
 from serving.runtime.threads import in_thread
+from serving.runtime.world import world
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineCall, EngineError, EngineLoad, EngineTraits
 from serving.worker.kv_events import KvEventPublisher
@@ -51,6 +54,64 @@ def standard_arguments(path: Path, worker: WorkerConfig, run: ModelRunConfig, ht
     return words + [word for flag, value in optional.items() if value for word in (flag, value)]
 
 
+class OwnLoop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self, name: str) -> None:
+        self.ended: Future[BaseException | None] = Future()
+        """What ended the loop; None if it was stopped."""
+        self.ended.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Run the loop."""
+        self._thread.start()
+
+    async def read(self, items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Run a generator in the loop, and yield in the caller's loop what it yields or raises."""
+        inbox: asyncio.Queue[Any] = asyncio.Queue(CAPACITY)
+        work = asyncio.run_coroutine_threadsafe(_feed(items, inbox, asyncio.get_running_loop()), self._loop)
+        try:
+            while (item := await inbox.get()) is not END:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            work.cancel()
+
+    def close(self) -> None:
+        """Stop the loop."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+        else:
+            self._loop.close()
+
+    def _run(self) -> None:
+        """Run until one of the loop's tasks exits or stops it."""
+        error: BaseException | None = None
+        try:
+            self._loop.run_forever()
+        except BaseException as raised:
+            error = raised
+        self.ended.set_result(error)
+
+
+async def _feed(
+    items: AsyncGenerator[Any, None], inbox: "asyncio.Queue[Any]", theirs: asyncio.AbstractEventLoop
+) -> None:
+    """Pass on what a generator yields, no faster than it is read."""
+    last: object = END
+    try:
+        async for item in items:
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(item), theirs))
+    except Exception as error:
+        last = error
+    finally:
+        await items.aclose()
+    await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(last), theirs))
+
+
 class OwnEngine:
     """See `serving.worker.engine.Engine`."""
 
@@ -77,17 +138,15 @@ class OwnEngine:
             block_size=run.kv_cache_block_size or 16,
         )
         self.service = GeneratorService(self.generate, lambda: self._dialect)
-        self._loop = asyncio.new_event_loop()
         self._dialect: RequestDialect | None = None
-        self._thread = threading.Thread(target=self._run_loop, name=self._path.name, daemon=True)
-        self._ended: Future[BaseException | None] = Future()  # with what ended the loop
-        self._ended.set_running_or_notify_cancel()  # who stops waiting for it does not cancel it
-        self._function: Callable[[dict[str, Any]], AsyncIterator[Any]]
+        self._own_loop = None if world().is_virtual else OwnLoop(self._path.name)
+        self._function: Callable[[dict[str, Any]], AsyncGenerator[Any, None]]
 
     async def start(self, files: ModelFiles) -> None:
         """See `Engine`."""
         await in_thread(self._run_file)
-        self._thread.start()
+        if self._own_loop is not None:
+            self._own_loop.start()
 
     def publish_to(self, publishers: Sequence[KvEventPublisher]) -> None:
         """See `Engine`."""
@@ -98,20 +157,20 @@ class OwnEngine:
 
     async def generate(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """Answer a request with what the file's `generate` yields, each item checked."""
-        inbox: asyncio.Queue[Any] = asyncio.Queue(CAPACITY)
-        ours = asyncio.get_running_loop()
-        work = asyncio.run_coroutine_threadsafe(self._feed(request, inbox, ours), self._loop)
-        try:
-            while (item := await inbox.get()) is not END:
-                if isinstance(item, BaseException):
+        items = self._function(request)
+        async with contextlib.aclosing(items if self._own_loop is None else self._own_loop.read(items)) as found:
+            while True:
+                try:
+                    item = await anext(found)
+                except StopAsyncIteration:
+                    return
+                except Exception as error:
                     raise CallError(
                         "a python exception was caught while processing the async generator: "
-                        f"{type(item).__name__}: {item}",
+                        f"{type(error).__name__}: {error}",
                         "engine",
-                    ) from item
+                    ) from error
                 yield self._checked(item)
-        finally:
-            work.cancel()
 
     def load(self, rank: int) -> EngineLoad:
         """See `Engine`."""
@@ -119,25 +178,17 @@ class OwnEngine:
 
     async def failed(self) -> None:
         """See `Engine`."""
-        error = await asyncio.wrap_future(self._ended)
+        if self._own_loop is None:
+            await asyncio.Event().wait()  # it ends with ours
+            return
+        error = await asyncio.wrap_future(self._own_loop.ended)
         why = "it was stopped" if error is None else f"{type(error).__name__}: {error}"
         raise EngineError(f"the event loop of {self._path} has ended, so nothing is answered any more ({why})")
 
     async def close(self) -> None:
         """See `Engine`."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._loop.stop)
-        else:
-            self._loop.close()
-
-    def _run_loop(self) -> None:
-        """Run the engine's loop, which ends if one of its tasks exits or stops it."""
-        error: BaseException | None = None
-        try:
-            self._loop.run_forever()
-        except BaseException as raised:
-            error = raised
-        self._ended.set_result(error)
+        if self._own_loop is not None:
+            self._own_loop.close()
 
     def _run_file(self) -> None:
         sys.argv = self._argv
@@ -154,21 +205,6 @@ class OwnEngine:
         if not inspect.isasyncgenfunction(function):
             raise EngineError(f"{self._path} defines no async generator `async def generate(request)` with a yield")
         self._function = function
-
-    async def _feed(
-        self, request: dict[str, Any], inbox: "asyncio.Queue[Any]", ours: asyncio.AbstractEventLoop
-    ) -> None:
-        """Run it in the engine's loop, and pass on what it yields, no faster than we read it."""
-        last: object = END
-        items = self._function(request)
-        try:
-            async for item in items:
-                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(item), ours))
-        except Exception as error:
-            last = error
-        finally:
-            await items.aclose()  # type: ignore[attr-defined]
-        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(inbox.put(last), ours))
 
     def _checked(self, item: Any) -> Any:
         wanted = "choices" if self._is_text else "token_ids"

@@ -1,11 +1,11 @@
 """Requests for answers and embeddings, answered by the engines of a model."""
 
-import time
 from collections.abc import Awaitable, Callable
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from foundation.ordered_set import OrderedSet
 from serving.frontend import nvext
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.sending import CompletionResponse
@@ -21,6 +21,7 @@ from serving.frontend.passthrough import hand_through
 from serving.frontend.prepared import Embeddable, HandedThrough, Prepared
 from serving.frontend.request import KnownModels, RequestReader, unless_gone
 from serving.runtime.connection import ReplyStream
+from serving.runtime.world import world
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -44,8 +45,8 @@ class Answering:
         self.reader = RequestReader(models, config, self.metrics, dialect.reading)
         self.kept = KeptResponses(config)
         self._config = config
-        self._responses: set[CompletionResponse] = set()
-        self._handed_through: set[ReplyStream] = set()
+        self._responses: OrderedSet[CompletionResponse] = OrderedSet()
+        self._handed_through: OrderedSet[ReplyStream] = OrderedSet()
 
     @property
     def num_answering(self) -> int:
@@ -111,7 +112,7 @@ class Answering:
         return response
 
     async def _answer(self, request: Request, kind: KindName) -> Response:
-        started = time.perf_counter()
+        started = world().now()
         turn = ResponseTurn(self.kept) if kind == "response" else None
         model, prepared = await self.reader.read(request, kind, turn.complete if turn is not None else None)
         metrics = self.metrics.of(model.card.name)

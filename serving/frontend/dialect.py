@@ -1,7 +1,6 @@
 """How a server words what every server says: requests, answers and errors."""
 
 import re
-import secrets
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,6 +15,7 @@ from serving.frontend.api.messages.errors import body_at
 from serving.frontend.kept_responses import ResponseTurn
 from serving.frontend.prepared import Prepared
 from serving.frontend.reading import OWN, Reading
+from serving.runtime.world import world
 
 REQUEST_ID = re.compile(r"[\w.:-]{1,128}\Z")
 
@@ -45,7 +45,7 @@ def error_response(path: str, error: ApiError) -> Response:
 def received(request: Request, prepared: Prepared | None) -> str:
     """Return the id that a client gave, or a new one."""
     given = request.headers.get("x-request-id", "")
-    return given if REQUEST_ID.match(given) else secrets.token_hex(16)
+    return given if REQUEST_ID.match(given) else world().token_hex(16)
 
 
 OPENAI = Dialect(answer_of, error_response, OWN, received, AcceptedRequest.headers)

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import time
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from serving.frontend.model_info import json_response
 from serving.frontend.prepared import Embeddable, PreparedPrompt
 from serving.frontend.served_model import ServedModel
 from serving.life.terms import Terms
+from serving.runtime.world import world
 from serving.worker.protocol import StopConditions
 
 Vectors = npt.NDArray[np.float32]
@@ -35,7 +35,7 @@ async def embed(model: ServedModel, asked: Embeddable, request_id: str) -> Respo
     tokens = sum(len(prompt.tokens) for prompt in asked.prompts)
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     name = asked.model if model.adapter is None else model.adapter.name
-    head = {"id": f"{asked.kind}-{request_id}", "created": int(time.time()), "model": name}
+    head = {"id": f"{asked.kind}-{request_id}", "created": int(world().wall_s()), "model": name}
     match asked.kind:
         case "embedding":
             if asked.dimensions not in (None, vectors.shape[1]):

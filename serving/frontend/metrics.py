@@ -3,7 +3,6 @@
 The hot path only adds to plain lists; the counts of several frontend processes are added up on request (`merge`).
 """
 
-import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 from serving.frontend.generation.attempt import Attempts
 from serving.frontend.generation.choice import Choice
 from serving.frontend.series import Collected, Series
+from serving.runtime.world import world
 
 PREFIX = "dynamo_frontend_"
 COMPONENT = "dynamo_component_"
@@ -156,18 +156,19 @@ class ModelMetrics(Series):
 class TokenTimer:
     """Times the tokens of one choice; the request arrived at `started`."""
 
-    __slots__ = ("_has_begun", "_last", "_metrics")
+    __slots__ = ("_has_begun", "_last", "_metrics", "_now")
 
     def __init__(self, metrics: ModelMetrics, started: float) -> None:
         self._metrics = metrics
         self._last = started
+        self._now = world().now
         self._has_begun = False
 
     def count(self, num_tokens: int) -> None:
         """Count tokens that have just arrived."""
         if not num_tokens:
             return
-        now = time.perf_counter()
+        now = self._now()
         if self._has_begun:
             self._metrics.observe("inter_token_latency_seconds", (now - self._last) / num_tokens, num_tokens)
         else:

@@ -1,6 +1,5 @@
 """What answers contain for NVIDIA's extensions of a request: annotations, extra fields, where it would go."""
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ from serving.frontend.prepared import Prepared, PreparedPrompt
 from serving.frontend.served_model import ServedModel
 from serving.router.decision import AllBusyError, NoWorkersError
 from serving.routing.placement import WantedRank
+from serving.runtime.world import world
 
 
 def annotations(prepared: Prepared, request_id: str) -> bytes:
@@ -59,7 +59,7 @@ def _timing(choice: Choice, *, started: float) -> dict[str, Any]:
         "prefill_wait_time_ms": begin,
         "prefill_time_ms": None if begin is None or end is None else max(end - begin, 0.0),
         "ttft_ms": ttft,
-        "total_time_ms": (time.perf_counter() - started) * 1000,
+        "total_time_ms": (world().now() - started) * 1000,
         "kv_transfer_estimated_latency_ms": None if (seconds := attempts.hand_over_s) is None else seconds * 1000,
         "kv_hit_rate": choice.num_cached / choice.num_prompt,
         "router_queue_depth": attempts.prompt_placement.queue_depth,

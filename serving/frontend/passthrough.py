@@ -1,7 +1,6 @@
 """Hand requests through to engines that take whole OpenAI requests (`ModelType.Chat`, `ModelType.Completion`)."""
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from foundation.ordered_set import OrderedSet
 from serving.frontend.answers.sending import BEGUN, until_gone
 from serving.frontend.api.errors import failed_call, no_worker
 from serving.frontend.api.sse import DONE, error_event, event
@@ -19,20 +19,26 @@ from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import WantedRank
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import CallError, End
+from serving.runtime.world import world
 
 GONE = "gone"
 """The end of a call whose client hung up."""
 
 
 def hand_through(
-    model: ServedModel, request: HandedThrough, streams: set[ReplyStream], *, endpoint: str, metrics: ModelMetrics
+    model: ServedModel,
+    request: HandedThrough,
+    streams: OrderedSet[ReplyStream],
+    *,
+    endpoint: str,
+    metrics: ModelMetrics,
 ) -> Response:
     """Answer a request with the engine's output, chunk by chunk or folded into one; meanwhile `streams` has its stream.
 
     Raises:
         ApiError: there is no worker to send it to.
     """
-    workers, started = model.workers, time.perf_counter()
+    workers, started = model.workers, world().now()
     labels = endpoint, "stream" if request.stream else "unary"
     try:
         placement = workers.pick(WantedRank(1, []))
@@ -54,7 +60,7 @@ def hand_through(
         workers.on_finish(placement)
         metrics.inflight -= 1
         metrics.count("requests", *labels, status)
-        metrics.observe("request_duration_seconds", time.perf_counter() - started)
+        metrics.observe("request_duration_seconds", world().now() - started)
 
     return _Passing(stream, release, is_streamed=request.stream)
 
@@ -135,7 +141,7 @@ def fold(chunks: list[dict[str, Any]]) -> dict[str, Any]:
         return first
     is_chat = "delta" in (first.get("choices") or [{}])[0]
     name = "chat.completion" if is_chat else "text_completion"
-    answer = {"id": first.get("id"), "object": name, "created": int(time.time()), "model": first.get("model")}
+    answer = {"id": first.get("id"), "object": name, "created": int(world().wall_s()), "model": first.get("model")}
     answer["choices"] = _fold_choices([choice for chunk in chunks for choice in chunk.get("choices", [])], is_chat)
     usages = [chunk["usage"] for chunk in chunks if chunk.get("usage")]
     return answer | ({"usage": usages[-1]} if usages else {})

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-import secrets
 import socket
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.server import GeneratorService
+from serving.runtime.world import world
 from serving.supervision.group import ProcessGroup, Program
 from serving.supervision.process import report_ready
 
@@ -96,7 +96,7 @@ def frontend_programs(
     first = replace(alone, environment=environment, file_descriptors=(descriptor,))
     if config.http_workers == 1:
         return [first]
-    environment |= {GROUP: secrets.token_hex(4)}
+    environment |= {GROUP: world().token_hex(4)}
     return [replace(first, name=f"frontend-{number}", environment=environment) for number in range(config.http_workers)]
 
 

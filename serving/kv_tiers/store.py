@@ -7,7 +7,6 @@ the sizes of chunks differ much, gaps in the heap may make the process up to twi
 
 import asyncio
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from serving.kv_tiers.wire import (
     time_for,
     unpack_keys,
 )
+from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 from serving.transfer.door import Door
 from serving.transfer.proven import Token, listen, prove
@@ -127,7 +127,7 @@ class StoreServer:
         """Prepare to keep `num_bytes` bytes for workers that know the token; `token` returns its current value."""
         self.shelf = StoreShelf(num_bytes)
         self._token = token
-        self._words = WELCOME + secrets.token_bytes(ID_BYTES)
+        self._words = WELCOME + world().entropy.randbytes(ID_BYTES)
         self._place = ""
         self._door = Door(self._welcome, self._serve)
 

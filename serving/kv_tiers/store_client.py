@@ -10,7 +10,6 @@ The store's answers report what it has. A worker learns of evictions caused by o
 """
 
 import asyncio
-import secrets
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -43,6 +42,7 @@ from serving.kv_tiers.wire import (
     unpack_keys,
 )
 from serving.runtime.threads import in_thread
+from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 from serving.transfer.proven import Token, connect, prove
 from serving.transfer.stream import Stream
@@ -89,7 +89,7 @@ class StoreTier:
         self._token = token
         self._look_up_s = look_up_s
         self._timeout_s = timeout_s
-        self._id = secrets.token_bytes(ID_BYTES)
+        self._id = world().entropy.randbytes(ID_BYTES)
         self._links = asyncio.Semaphore(MAX_LINKS)
         self._idle: list[Stream] = []
         self._num_calls = 0

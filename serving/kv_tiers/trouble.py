@@ -1,7 +1,8 @@
 """Lasting trouble is logged once, and once more when it is over."""
 
 import logging
-from time import monotonic
+
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +28,7 @@ class Trouble:
 
     def begin(self, why: str) -> None:
         """Log what is wrong, unless there already is trouble or was a moment ago."""
-        now = monotonic()
+        now = world().now()
         if not self.is_on and now - self._said_s >= QUIET_S:
             self._said_s, self._is_said = now, True
             log.warning("%s: %s", self._what, why)

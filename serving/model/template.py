@@ -16,6 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
+from serving.runtime.world import world
 
 MAX_PROMPT_CHARACTERS = 16 << 20
 PLAIN = (
@@ -236,4 +237,5 @@ def _refuse(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.datetime.now(tz=datetime.UTC).astimezone().strftime(form)  # local time, as in transformers
+    now = datetime.datetime.fromtimestamp(world().wall_s(), tz=datetime.UTC)
+    return now.astimezone().strftime(form)  # local time, as in transformers

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from foundation.ordered_set import OrderedSet
 from serving.model.card import Bootstrap, ModelCard
 from serving.router import Router
 from serving.router.events import BlocksStored
@@ -72,7 +73,7 @@ class Following:
         self._client: Client | None = None
         self._follower = KvFollower(core.index) if isinstance(core.index, PrefixIndex) else None
         self._snapshots = asyncio.Semaphore(MAX_SNAPSHOTS)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._stops: list[Stop] = []
 
     async def start(self) -> None:

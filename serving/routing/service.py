@@ -7,7 +7,6 @@ role: each of the two pools has its own router.
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from functools import partial
@@ -31,6 +30,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError, pack_u32, pack_u64
 from serving.runtime.server import AnswerStream, GeneratorService
 from serving.runtime.stopping import until_stopped
+from serving.runtime.world import world
 from serving.supervision.process import report_ready
 from serving.worker.protocol import PreprocessedRequest
 
@@ -213,5 +213,5 @@ def _own_card(card: ModelCard, own: EndpointAddress, instance_id: int) -> ModelC
         has_kv_events=False,
         bootstrap=None,  # it is the address of one worker, and the router chooses among several
         router_mode="round-robin",
-        created=int(time.time()),
+        created=int(world().wall_s()),
     )

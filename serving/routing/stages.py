@@ -1,6 +1,5 @@
 """The workers of a model, stage by stage: those that answer, and those that compute prompts for them, if any."""
 
-import secrets
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from serving.life.room import room
 from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.live import LiveRouting
 from serving.routing.placement import Placement, RankAddress
+from serving.runtime.world import world
 
 ROOM = "bootstrap_room"
 
@@ -83,5 +83,5 @@ class Stages:
         if self.config.flow != "destination-first" and not bootstrap.is_needed:
             return None
         # Not drawn from a seed: the rooms of several frontends must differ.
-        number = room(secrets.randbits(63), rank=placement.rank.dp_rank, dp_size=traits.num_ranks)
+        number = room(world().entropy.getrandbits(63), rank=placement.rank.dp_rank, dp_size=traits.num_ranks)
         return {**bootstrap.params, ROOM: number}

@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 import logging
-import random
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -11,6 +10,7 @@ from serving.runtime.address import EndpointAddress, Instance
 from serving.runtime.connection import Connection, ReplyStream
 from serving.runtime.messages import CallError
 from serving.runtime.ports import Discovery, RequestPlane, Stop, guarded
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Client:
 
     def random(self, request: Any) -> ReplyStream:
         """Call any instance."""
-        return self.direct(request, random.choice(self._some()))
+        return self.direct(request, world().entropy.choice(self._some()))
 
     def side_call(self, instance_id: int, address: EndpointAddress, request: Any) -> ReplyStream:
         """Call another endpoint of an instance's process.

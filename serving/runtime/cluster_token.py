@@ -6,11 +6,11 @@ So anyone who may read that may call, and nobody has to distribute anything.
 
 import asyncio
 import logging
-import secrets
 from typing import Protocol
 
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import Discovery, RuntimeUnavailableError
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ FILE = "token"
 
 def make_up() -> bytes:
     """Return a new token."""
-    return secrets.token_hex(32).encode()
+    return world().token_hex(32).encode()
 
 
 class KeepingDiscovery(Discovery, Protocol):

@@ -5,12 +5,12 @@ import contextlib
 import functools
 import logging
 import os
-import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, NamedTuple, Self
 
 import msgspec
 
+from foundation.ordered_set import OrderedSet
 from serving.runtime.address import EndpointAddress, Instance, slug
 from serving.runtime.client import Client
 from serving.runtime.cluster_token import ClusterToken, FolderToken
@@ -31,6 +31,7 @@ from serving.runtime.private_folder import socket_name
 from serving.runtime.server import AnswerStream, ClientSession, GeneratorService, RequestDialect, Service
 from serving.runtime.sockets import SocketPlane
 from serving.runtime.stopping import stop_on_signals, to_its_end
+from serving.runtime.world import world
 from serving.runtime.zeromq import ZeroMqPlane
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class DistributedRuntime:
         self.dialects: dict[EndpointAddress, RequestDialect] = {}
         """Of the handlers given to `serve_endpoint`, where they do not take what travels."""
         self._services: dict[str, Service] = {}
-        self._sessions: set[ClientSession] = set()
+        self._sessions: OrderedSet[ClientSession] = OrderedSet()
         self._clients: list[Client] = []
         self._keys: list[str] = []
         self._transport = ""
@@ -90,7 +91,7 @@ class DistributedRuntime:
             RuntimeUnavailableError: a server or folder cannot be used.
         """
         config = config or RuntimeConfig()
-        instance_id = secrets.randbits(62) + 1
+        instance_id = world().entropy.getrandbits(62) + 1
         discovery: AnyDiscovery
         if config.discovery_backend == "kubernetes":
             discovery = await KubernetesDiscovery.connect(instance_id, lease_ttl_s=config.lease_ttl_s)

@@ -16,7 +16,6 @@ import fcntl
 import logging
 import os
 import re
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -25,6 +24,7 @@ import msgspec
 from serving.runtime.alarm import Alarm
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop, changes, guarded
 from serving.runtime.private_folder import PrivateFolder
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class FolderDiscovery:
                     return last
                 if _is_id(holder) and self._is_alive(holder):
                     return None
-                fresh = max(last + 1, int(time.time()))  # higher also if a cleaner removed the file
+                fresh = max(last + 1, int(world().wall_s()))  # higher also if a cleaner removed the file
                 os.pwrite(handle, f"{fresh:<20} {self._id:<16}".encode(), 0)
                 return fresh
             finally:
@@ -226,7 +226,7 @@ class FolderDiscovery:
             if suffix not in SUFFIXES or not _is_id(id) or f"{id}.lease" in names:
                 continue
             with contextlib.suppress(FileNotFoundError):  # another starting process was quicker
-                if time.time() - self._folder.stat(name).st_ctime > ORPHAN_S:
+                if world().wall_s() - self._folder.stat(name).st_ctime > ORPHAN_S:
                     self._folder.remove(name)
 
     def _remove(self, id: str) -> None:
@@ -285,7 +285,7 @@ class FolderDiscovery:
             os.close(handle)
 
     def _is_fresh(self, id: str, stamp: int) -> bool:
-        now = time.monotonic()  # our own clock: the wall clock may jump
+        now = world().now()  # our own clock: the wall clock may jump
         seen = self._touched.get(id)
         if seen is None or seen[0] != stamp:
             self._touched[id] = (stamp, now)

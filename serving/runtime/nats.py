@@ -6,7 +6,6 @@ NATS itself notices that a peer died: nobody listens on its subject any more.
 """
 
 import logging
-import secrets
 from collections.abc import Callable
 
 from nats.aio.msg import Msg
@@ -17,6 +16,7 @@ from serving.runtime.jetstream import DurableEvents, unsubscribe
 from serving.runtime.nats_channel import NatsChannel
 from serving.runtime.nats_connection import NatsConnection
 from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError, Stop
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class NatsPlane:
         kind, _, home = address.partition(":")
         if kind != "nats":
             raise OSError(f"an instance at {address} is called over sockets; this process calls others over NATS")
-        number = secrets.token_hex(8)
+        number = world().token_hex(8)
         channel = self._open(number, f"{home}.{number}", accept)
         try:
             await self._client.request(f"{home}.open", channel.subject.encode(), timeout=3)

@@ -3,9 +3,9 @@
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from time import monotonic
 
 from serving.runtime.stopping import cancel_all
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Outages:
     @property
     def seconds(self) -> float:
         """For how long it has been away, 0 if it is there."""
-        return 0.0 if self._since is None else monotonic() - self._since
+        return 0.0 if self._since is None else world().now() - self._since
 
     def __str__(self) -> str:
         """Say for how long it has been away, and why we think so."""
@@ -64,7 +64,7 @@ class Outages:
         self._reason = reason
         if self._since is not None:
             return
-        self._since = monotonic()
+        self._since = world().now()
         self.num_outages += 1
         if self._consequence:
             log.warning("%s does not answer (%s); %s", self._place, reason, self._consequence)
@@ -89,11 +89,11 @@ class Outages:
             reason: describes such an error.
         """
         while True:
-            asked_s = monotonic()
+            asked_s = world().now()
             try:
                 await ask()
             except errors as error:
-                if monotonic() - asked_s > ANSWER_S + LATE_S:
+                if world().now() - asked_s > ANSWER_S + LATE_S:
                     continue
                 self.begin(reason(error))
             else:

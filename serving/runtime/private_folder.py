@@ -8,11 +8,11 @@ import contextlib
 import os
 import stat
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import world
 
 REMEDY = "choose your own with --discovery-dir (mkdir -m 700 FOLDER)"
 
@@ -121,7 +121,7 @@ class PrivateFolder:
 
     def touch(self, name: str) -> None:
         """Set a file's last change to now, so that cleaners of temporary files leave it; its time of writing stays."""
-        os.utime(name, ns=(time.time_ns(), self.stat(name).st_mtime_ns), dir_fd=self._handle, follow_symlinks=False)
+        os.utime(name, ns=(world().wall_ns(), self.stat(name).st_mtime_ns), dir_fd=self._handle, follow_symlinks=False)
 
     def remove(self, *names: str) -> None:
         """Remove files that may be there; what cannot be removed stays: it is not one of our files."""

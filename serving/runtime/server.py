@@ -4,12 +4,12 @@ import asyncio
 import inspect
 import logging
 from collections.abc import AsyncIterator, Callable
-from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from foundation.log_levels import TRACE
+from foundation.ordered_set import OrderedSet
 from serving.runtime.messages import (
     Call,
     CallError,
@@ -26,6 +26,7 @@ from serving.runtime.messages import (
     frame,
 )
 from serving.runtime.ports import Channel, guarded
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -131,7 +132,7 @@ Service = Callable[[Any, AnswerStream], None]
 class ClientSession:
     """One client process, whose calls are multiplexed on one channel."""
 
-    def __init__(self, channel: Channel, services: dict[str, Service], sessions: set["ClientSession"]) -> None:
+    def __init__(self, channel: Channel, services: dict[str, Service], sessions: OrderedSet["ClientSession"]) -> None:
         self._channel = channel
         self._services = services
         self._sessions = sessions
@@ -141,6 +142,7 @@ class ClientSession:
         self._items: list[Any] = []
         self._ends: list[End] = []
         self._will_flush = False
+        self._now = world().now
         self._flushed = 0.0
         sessions.add(self)
 
@@ -172,7 +174,7 @@ class ClientSession:
     def flush(self) -> None:
         """Send this turn's frame."""
         self._will_flush = False
-        self._flushed = monotonic()
+        self._flushed = self._now()
         if self._ids or self._ends:
             turn = Frame(self._ids, self._items, self._ends)
             self._ids, self._items, self._ends = [], [], []
@@ -202,7 +204,7 @@ class ClientSession:
     def _flush_soon(self) -> None:
         self._will_flush = True
         loop = asyncio.get_running_loop()
-        if monotonic() - self._flushed < FRAME_GAP_S:
+        if self._now() - self._flushed < FRAME_GAP_S:
             loop.call_later(FRAME_GAP_S, self.flush)
         else:
             loop.call_soon(self.flush)

@@ -6,11 +6,9 @@ know the cluster's token (`proof.py`). Little time, few bytes and few such conne
 
 import asyncio
 import logging
-import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import cast
 
 from serving.runtime.cluster_token import ClusterToken
@@ -18,6 +16,7 @@ from serving.runtime.ports import Channel, ChannelEnd, RuntimeUnavailableError
 from serving.runtime.private_folder import for_us_alone
 from serving.runtime.proof import NONCE_BYTES, Handshake, ProofError
 from serving.runtime.turn import TurnTransport
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -270,10 +269,10 @@ class SocketPlane:
 
     def _handshake(self, address: str, *, is_caller: bool) -> Handshake:
         assert self._token is not None, "TCP needs a token"
-        return Handshake(self._token.value, address, secrets.token_bytes(NONCE_BYTES), is_caller=is_caller)
+        return Handshake(self._token.value, address, world().entropy.randbytes(NONCE_BYTES), is_caller=is_caller)
 
     def _say(self, peer: str, text: str) -> None:
-        now = monotonic()
+        now = world().now()
         if now - self._refused.get(peer, -REFUSAL_GAP_S) < REFUSAL_GAP_S:
             return
         if len(self._refused) >= 1000:

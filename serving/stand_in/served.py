@@ -1,7 +1,6 @@
 """The model of a stand-in, as its frontend sees it."""
 
 import asyncio
-import time
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from serving.model.card import ModelCard, ModelType
 from serving.model.context import BYTES_CONTEXT
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
+from serving.runtime.world import world
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.local import HERE, LocalCourse, LocalWorkers
 from serving.worker.engine import EngineTraits
@@ -112,5 +112,5 @@ def card_of(config: StandInConfig, traits: EngineTraits, files: ModelFiles) -> M
         has_embeddings=traits.has_embeddings,
         tool_call_parser=config.api.tool_call_parser,
         reasoning_parser=config.api.reasoning_parser,
-        created=int(time.time()),
+        created=int(world().wall_s()),
     )

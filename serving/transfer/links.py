@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Generic
 
+from foundation.ordered_set import OrderedSet
 from serving.transfer.agent import TransferError
 from serving.transfer.stream import Stream
 from serving.transfer.way import Address, OnTurn
@@ -106,7 +107,7 @@ class Deadlines:
     """Time limits of an agent's requests to others; closing the agent ends them all."""
 
     def __init__(self) -> None:
-        self._timeouts: set[asyncio.Timeout] = set()
+        self._timeouts: OrderedSet[asyncio.Timeout] = OrderedSet()
         self._one_ended = asyncio.Event()
         self._is_closed = False
 

@@ -1,12 +1,12 @@
 """The agent: memory, and the ways in which it is reached."""
 
 import logging
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
+from serving.runtime.world import world
 from serving.transfer.agent import MAX_NOTICE_BYTES, AgentAddress, Piece, TransferError
 from serving.transfer.links import Deadlines
 from serving.transfer.memory import Memory, runs
@@ -56,7 +56,7 @@ class MemoryAgent:
         Raises:
             TransferError: this is not possible here.
         """
-        id = secrets.token_hex(16)
+        id = world().token_hex(16)
         self._memory = Memory(self._num_bytes)
         try:
             addresses = [await self._open(way, self._memory, id) for way in list(self._ways)]

@@ -1,11 +1,11 @@
 """TCP connections whose ends have both proven that they know the cluster's token (`serving/runtime/proof.py`)."""
 
 import asyncio
-import secrets
 import socket
 from collections.abc import Callable
 
 from serving.runtime.proof import NONCE_BYTES, Handshake, ProofError
+from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 from serving.transfer.stream import Stream
 
@@ -74,7 +74,7 @@ async def prove(stream: Stream, place: str, token: bytes, *, is_caller: bool) ->
         OSError: it hung up.
     """
     set_options(stream.socket)
-    handshake = Handshake(token, place, secrets.token_bytes(NONCE_BYTES), is_caller=is_caller)
+    handshake = Handshake(token, place, world().entropy.randbytes(NONCE_BYTES), is_caller=is_caller)
     is_asked = False
     try:
         await stream.send(handshake.start())

@@ -20,13 +20,13 @@ import stat
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.private_folder import PrivateFolder, for_us_alone, socket_name
+from serving.runtime.world import world
 from serving.transfer.agent import Piece, TransferError
 from serving.transfer.links import Link, Links, check_welcome
 from serving.transfer.memory import SEALS, Memory, portions
@@ -107,12 +107,13 @@ class Shm:
 
     async def read(self, owner: ShmAddress, pieces: Sequence[Piece], on_turn: OnTurn) -> None:
         """Copy from the owner's memory to ours: large amounts in a thread, small ones here at once."""
+        loop = asyncio.get_running_loop()
 
         async def copy(link: Link) -> None:
             link.stream.check()
             for lot in portions(pieces, LARGE_BYTES):
                 if sum(piece.num_bytes for piece in lot) >= len(lot) * CHUNK_BYTES:
-                    await _to_its_end(self._threads.submit(self._copy, link.handle, lot))
+                    await _to_its_end(loop.run_in_executor(self._threads, self._copy, link.handle, lot))
                     continue
                 for small in portions(lot, CHUNK_BYTES):
                     self._copy(link.handle, small)
@@ -198,7 +199,7 @@ def _remove_orphans(path: Path, folder: PrivateFolder) -> None:
     for name in folder.names():
         with contextlib.suppress(OSError, RuntimeUnavailableError):
             is_orphan = name.endswith(".kv") and _is_deserted(socket_name(path / name))
-            if is_orphan or (name.endswith(".new") and folder.stat(name).st_mtime < time.time() - MAX_HALF_MADE_S):
+            if is_orphan or (name.endswith(".new") and folder.stat(name).st_mtime < world().wall_s() - MAX_HALF_MADE_S):
                 folder.remove(name)
 
 
@@ -245,9 +246,8 @@ def _check_memory(handle: int, num_bytes: int) -> None:
         raise TransferError(f"the other side sent something other than {num_bytes} bytes of sealed memory", "refused")
 
 
-async def _to_its_end(work: Future[None]) -> None:
+async def _to_its_end(waited: asyncio.Future[None]) -> None:
     """Wait for a thread even if nobody is waiting for us any more: it writes into memory."""
-    waited = asyncio.wrap_future(work)
     was_cancelled = False
     while not waited.done():
         try:

@@ -1,7 +1,6 @@
 """The worker's side of KV events: numbered messages on the wire, and the snapshot that repairs what was lost."""
 
 import asyncio
-import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, get_args
@@ -20,6 +19,7 @@ from serving.router.events import (
 )
 from serving.runtime.address import EndpointAddress
 from serving.runtime.server import AnswerStream
+from serving.runtime.world import world
 
 if TYPE_CHECKING:
     from serving.runtime.distributed import DistributedRuntime
@@ -216,7 +216,7 @@ class KvEventPublisher:
 
     def __init__(self, runtime: "DistributedRuntime", address: EndpointAddress, rank: int = 0) -> None:
         self.ledger = BlockLedger()
-        self.epoch = time.time_ns()
+        self.epoch = world().wall_ns()
         self.number = 0
         self._runtime = runtime
         self._subject = address.subject(TOPIC)
@@ -238,7 +238,7 @@ class KvEventPublisher:
             self._pending.clear()
             self._sealed.clear()
             self._num_waiting = 0
-            self.epoch = max(self.epoch + 1, time.time_ns())
+            self.epoch = max(self.epoch + 1, world().wall_ns())
             self.number = 1  # not 0: the next message must not look like a fresh start
         self._bell.set()
 

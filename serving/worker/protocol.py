@@ -14,13 +14,14 @@ The answer is a stream of items: a token id, a list of them, or a dict. A dict h
   `decode_start` (its first step); also `transfer_bytes`.
 """
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 from msgspec.msgpack import Ext
 from xxhash import xxh3_64_intdigest
+
+from serving.runtime.world import world
 
 
 class StopConditions(msgspec.Struct, kw_only=True):
@@ -110,7 +111,7 @@ def end_tokens(request: dict[str, Any]) -> list[int]:
 
 def engine_id(request: dict[str, Any]) -> str:
     """Return an id for an engine that knows a request only by its id: a client may use the same id twice."""
-    return f"{request['request_id']}-{os.urandom(4).hex()}"
+    return f"{request['request_id']}-{world().token_hex(4)}"
 
 
 def finish_reason(theirs: str) -> str:

@@ -1,7 +1,6 @@
 """Register a model: announce what an engine serves to every frontend and router with a model card."""
 
 import asyncio
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from serving.model.watch import present_cards
 from serving.router import StepCosts, check_registered_mode
 from serving.runtime.distributed import DistributedRuntime, Endpoint
 from serving.runtime.server import GeneratorService
+from serving.runtime.world import world
 from serving.worker.own_engines import dialect
 
 
@@ -114,7 +114,7 @@ async def register_llm(
         has_kv_events=has_kv_events,
         router_mode=router_mode,
         user_data=user_data,
-        created=int(time.time()),
+        created=int(world().wall_s()),
     )
     await _check_alike(runtime, card)
     if model_type is ModelType.Backend:

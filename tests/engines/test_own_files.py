@@ -5,6 +5,7 @@ import json
 import re
 import signal
 import subprocess
+import threading
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ import uvloop
 from serving.engines.own import CAPACITY, OwnEngine
 from serving.model.files import ModelFiles
 from serving.runtime.messages import CallError
+from serving.runtime.world import SeededWorld, World, within
 from serving.worker.config import ModelRunConfig, WorkerConfig
 from serving.worker.engine import EngineError
 from tests.support import warm
@@ -54,6 +56,12 @@ def with_engine(made, talk):
             await made.close()
 
     return uvloop.run(main())
+
+
+@pytest.fixture(params=[World(), SeededWorld(1, "worker")], ids=["in its own thread", "in virtual time"])
+def anywhere(request):
+    with within(request.param):
+        yield
 
 
 def test_the_guides_text_engine_answers_and_sees_its_arguments(tmp_path):
@@ -111,6 +119,7 @@ async def generate(request):
     assert set(request["sampling_options"]) >= {"n", "best_of", "top_k", "use_beam_search", "length_penalty", "seed"}
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_the_file_is_run_once_and_beside_its_neighbours(tmp_path):
     (tmp_path / "neighbour.py").write_text("WORD = 'hello'")
     source = """
@@ -132,6 +141,7 @@ async def generate(request):
     assert first[0]["choices"][0]["delta"]["content"] == "hello 1"
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_an_exception_is_that_requests_error_alone(tmp_path):
     made = engine(tmp_path, "async def generate(request):\n    yield {'choices': []}\n    1 / request['by']")
 
@@ -178,6 +188,7 @@ async def generate(request):
     assert with_engine(made, talk) == {"choices": []}
 
 
+@pytest.mark.usefixtures("anywhere")
 def test_nobody_waits_for_a_generator_that_was_left(tmp_path):
     source = """
 import asyncio
@@ -199,6 +210,22 @@ async def generate(request):
         await until_async(mark.exists)
 
     with_engine(made, talk)
+
+
+def test_in_virtual_time_an_engine_runs_in_the_servers_thread_and_loop(tmp_path):
+    source = """
+import asyncio, threading
+async def generate(request):
+    yield {"choices": [], "thread": threading.get_ident(), "loop": id(asyncio.get_running_loop())}
+"""
+
+    async def talk():
+        here = {"choices": [], "thread": threading.get_ident(), "loop": id(asyncio.get_running_loop())}
+        assert [item async for item in made.generate({})] == [here]
+
+    with within(SeededWorld(1, "worker")):
+        made = engine(tmp_path, source)
+        with_engine(made, talk)
 
 
 def test_an_engine_does_not_run_far_ahead_of_its_reader(tmp_path):
@@ -226,6 +253,7 @@ async def generate(request):
     assert 199 <= with_engine(made, talk) <= 200 + 2 * CAPACITY
 
 
+@pytest.mark.usefixtures("anywhere")
 @pytest.mark.parametrize(
     ("source", "message"),
     [

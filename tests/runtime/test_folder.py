@@ -9,7 +9,6 @@ import socket
 import stat
 import subprocess
 import sys
-import time
 from contextlib import asynccontextmanager, contextmanager
 
 import pytest
@@ -23,6 +22,7 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.server import GeneratorService
+from serving.runtime.world import World, within
 from tests.support.power import PowerCut
 from tests.support.waiting import PATIENCE_S, in_time, until_async
 
@@ -379,18 +379,21 @@ def test_keys_that_a_full_disk_did_not_take_are_written_once_there_is_room(tmp_p
     ]
 
 
-def test_what_dead_processes_left_without_a_lease_is_removed_in_time(tmp_path, monkeypatch):
+def test_what_dead_processes_left_without_a_lease_is_removed_in_time(tmp_path):
     (tmp_path / "d").mkdir(mode=0o700)
     for name in ("abc.json", "abc.sock", "notes.txt", "xyz.json"):
         (tmp_path / "d" / name).touch()
-    now = time.time
+
+    class Later(World):
+        def wall_ns(self):
+            return super().wall_ns() + 100 * 10**9
 
     async def main():
         async with joined(tmp_path / "d", 1):
             assert (tmp_path / "d" / "abc.json").exists()  # its process may be about to come back
-        monkeypatch.setattr(folder_module.time, "time", lambda: now() + 100)
-        async with joined(tmp_path / "d", 1):
-            assert names(tmp_path / "d") == ["1.lease", "notes.txt", "xyz.json"]
+        with within(Later()):
+            async with joined(tmp_path / "d", 1):
+                assert names(tmp_path / "d") == ["1.lease", "notes.txt", "xyz.json"]
 
     uvloop.run(main())
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
+import random
 import time
 from base64 import b64decode, b64encode
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -24,6 +24,7 @@ from serving.runtime.kubernetes.names import APP, APP_NAME, PROCESS, TOKEN_SECRE
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, SECRETS, Data, Lease
 from serving.runtime.kubernetes.presence import Presence
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import World, within
 from tests.support.cluster import EMPTY_TOKEN, Cluster, endpoint_slice
 from tests.support.servers import free_port
 from tests.support.waiting import in_time, until_async
@@ -375,9 +376,14 @@ def test_what_died_in_this_pod_before_is_removed_once_its_lease_has_run_out(clus
     run(main())
 
 
-def test_a_process_of_the_same_pod_gets_time_to_renew_after_we_were_cut_off(cluster, monkeypatch):
-    clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
-    monkeypatch.setattr(registration, "time", clock)
+def test_a_process_of_the_same_pod_gets_time_to_renew_after_we_were_cut_off(cluster):
+    class Clock(World):
+        now_s = 0.0
+
+        def now(self):
+            return self.now_s
+
+    clock = Clock()
     uid = cluster.find("pods", "pod-0")["metadata"]["uid"]
     put_process(cluster, "a", in_pod(uid), leaseDurationSeconds=10)
 
@@ -385,15 +391,16 @@ def test_a_process_of_the_same_pod_gets_time_to_renew_after_we_were_cut_off(clus
         calls = api.KubernetesApi(Account.of_this_pod())
         own = registration.Registration(calls, ThisPod("pod-0", uid), "b", lease_ttl_s=10.0)
         await own.begin()
-        clock.now = 100.0
+        clock.now_s = 100.0
         await own.renew()
         assert cluster.names("leases") == ["dynabench-a", "dynabench-b"]
-        for clock.now in (105.0, 110.0, 115.0, 120.0, 125.0, 130.0, 135.0):
+        for clock.now_s in (105.0, 110.0, 115.0, 120.0, 125.0, 130.0, 135.0):
             await own.renew()
         assert cluster.names("leases") == ["dynabench-b"]
         await calls.close()
 
-    run(main())
+    with within(clock):
+        run(main())
 
 
 @pytest.mark.parametrize("duration", [{}, {"leaseDurationSeconds": 3600}])
@@ -630,6 +637,10 @@ BARE_BOOKMARK = b'{"type":"BOOKMARK","object":{"metadata":{}}}\n'
 def test_the_server_is_asked_less_and_less_often_while_watches_end_at_once(cluster, monkeypatch, answer, num_lists):
     pauses, enough = [], asyncio.Event()
 
+    class Longest(random.Random):
+        def uniform(self, a, b):
+            return b
+
     async def sleep(seconds):
         pauses.append(seconds)
         if len(pauses) == 8:
@@ -639,12 +650,12 @@ def test_the_server_is_asked_less_and_less_often_while_watches_end_at_once(clust
     async def main():
         cluster.fail("watch", "leases", answer, times=1000)
         monkeypatch.setattr(reflector.asyncio, "sleep", sleep)
-        monkeypatch.setattr(reflector.random, "uniform", lambda _, most: most)
         async with following() as listed:
             await enough.wait()
             assert len(listed) == num_lists
 
-    run(main())
+    with within(World(Longest())):
+        run(main())
     assert pauses == [0.3, 0.6, 1.2, 2.4, 4.8, 5.0, 5.0, 5.0]
 
 

@@ -13,7 +13,6 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.answers.made_up import answer_length, answer_tokens
 from serving.engines.mock.engine import MockEngine, Mocker
 from serving.engines.mock.events import RouterSink
-from serving.engines.mock.timer import StepTimer
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import ByteTokenizer
 from serving.router import PromptBlocks
@@ -22,6 +21,7 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.router.index import PrefixIndex
 from serving.runtime.messages import pack_u32
 from serving.runtime.server import AnswerStream
+from serving.runtime.world import world
 from serving.worker.config import WorkerConfig
 from serving.worker.protocol import PreprocessedRequest, StopConditions
 from tests.support.waiting import in_time, until_async
@@ -202,14 +202,12 @@ def test_ranks_are_engines_of_their_own():
 
 def test_the_timer_never_fires_early():
     async def main():
-        from time import monotonic
-
-        timer = StepTimer()
+        timer, now = world().step_timer(), world().now
         try:
             for delay in (0.0, 0.0003, 0.002, 0.0071):
-                when = monotonic() + delay
+                when = now() + delay
                 await timer.until(when)
-                assert monotonic() >= when
+                assert now() >= when
         finally:
             timer.close()
 

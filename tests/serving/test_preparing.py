@@ -29,8 +29,10 @@ from serving.frontend.preprocess import is_quick, prepare, preprocess
 from serving.frontend.request import GUESS_BYTES, guess_model
 from serving.frontend.text_model import TextModel
 from serving.model.card import ModelCard, ModelType
+from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import HuggingFaceTokenizer
+from serving.runtime.world import SeededWorld, World, within
 from tests.support.model import CORPUS, TEMPLATE, write_model
 from tests.support.stacks import running
 from tests.support.waiting import until
@@ -223,14 +225,25 @@ def test_a_bodys_model_is_guessed_from_its_ends():
 @pytest.fixture
 def preparing():
     """Return what prepares bodies for a model in a process of its own."""
+    return preparing_in(World())
+
+
+@pytest.fixture(params=["process", "virtual time"])
+def preparing_anywhere(request):
+    """Return what prepares bodies for a model in a process of its own, or in virtual time."""
+    return preparing_in(World() if request.param == "process" else SeededWorld(1, "frontend"))
+
+
+def preparing_in(node):
     import asyncio
 
     async def run(model, jobs, timeout_s):
-        preparer = Preparer(model.card, model.files, timeout_s=timeout_s)
-        try:
-            return await asyncio.gather(*(preparer.prepare(*job) for job in jobs), return_exceptions=True)
-        finally:
-            await preparer.close()
+        with within(node):
+            preparer = Preparer(model.card, model.files, timeout_s=timeout_s)
+            try:
+                return await asyncio.gather(*(preparer.prepare(*job) for job in jobs), return_exceptions=True)
+            finally:
+                await preparer.close()
 
     return lambda model, *jobs, timeout_s=60.0: asyncio.run(run(model, jobs, timeout_s))
 
@@ -240,9 +253,9 @@ def chat(text, model="m"):
     return ("chat", json.dumps(body).encode())
 
 
-def test_a_preparer_gives_what_would_be_made_here(preparing, model_path):
+def test_a_preparer_gives_what_would_be_made_here(preparing_anywhere, model_path):
     model = text_model(model_path)
-    (there,) = preparing(model, chat("once upon a time"))
+    (there,) = preparing_anywhere(model, chat("once upon a time"))
     here = prepare(parse_request(chat("once upon a time")[1], ChatRequest), text_model(model_path, is_preparer=True))
     assert isinstance(there, Prepared)
     assert there.prompts[0].tokens.tolist() == here.prompts[0].tokens.tolist()
@@ -251,26 +264,26 @@ def test_a_preparer_gives_what_would_be_made_here(preparing, model_path):
     assert there.formatted == here.formatted
 
 
-def test_what_has_no_effect_does_not_come_back_from_a_preparer(preparing, model_path):
+def test_what_has_no_effect_does_not_come_back_from_a_preparer(preparing_anywhere, model_path):
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     body |= {"metadata": {"a": 10**30, "b": "x" * 100_000}, "prediction": {"c": 10**30}}
-    (outcome,) = preparing(text_model(model_path), ("chat", json.dumps(body).encode()))
+    (outcome,) = preparing_anywhere(text_model(model_path), ("chat", json.dumps(body).encode()))
     assert isinstance(outcome, Prepared)
     assert (outcome.options.metadata, outcome.options.prediction) == (None, None)
 
 
-def test_a_template_whose_text_is_no_unicode_is_400(preparing, tmp_path):
-    (outcome,) = preparing(text_model(template_model(tmp_path / "m", "{{ '\\ud800' }}x")), chat("x"))
+def test_a_template_whose_text_is_no_unicode_is_400(preparing_anywhere, tmp_path):
+    (outcome,) = preparing_anywhere(text_model(template_model(tmp_path / "m", "{{ '\\ud800' }}x")), chat("x"))
     assert isinstance(outcome, ApiError)
     assert outcome.status == 400
 
 
-def test_a_preparer_refuses_and_passes_on(preparing):
-    refused, elsewhere = preparing(text_model(), chat("x" * 101), chat("x", model="other"))
+def test_a_preparer_refuses_and_passes_on(preparing_anywhere):
+    refused, elsewhere = preparing_anywhere(text_model(), chat("x" * 101), chat("x", model="other"))
     assert isinstance(refused, ApiError)
     assert refused.code == "context_length_exceeded"
     assert elsewhere == Elsewhere("other")
-    (through,) = preparing(text_model(model_type=ModelType.Chat), chat("x"))
+    (through,) = preparing_anywhere(text_model(model_type=ModelType.Chat), chat("x"))
     assert isinstance(through, HandedThrough)
 
 
@@ -308,6 +321,25 @@ def test_a_preparer_runs_below_a_limit_of_memory_that_was_there_before():
     limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
     code = limited + "from serving.frontend.preparing import process as p; p._limit_memory(); p._limit_memory()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_in_virtual_time_a_preparer_starts_no_process_and_says_why_a_model_cannot_be_loaded(tmp_path):
+    import asyncio
+
+    async def run():
+        model = text_model(template_model(tmp_path / "m", "{{ messages[0].content }}"))
+        before = descendants(os.getpid())
+        good = Preparer(model.card, model.files, timeout_s=60.0)
+        await good.start()
+        assert descendants(os.getpid()) == before
+        await good.close()
+        broken = Preparer(model.card, ModelFiles({"tokenizer.json": b"?"}), timeout_s=60.0)
+        with pytest.raises(ModelError):
+            await broken.start()
+        await broken.close()
+
+    with within(SeededWorld(1, "frontend")):
+        asyncio.run(run())
 
 
 def test_requests_of_a_preparer_that_is_killed_are_prepared_by_the_next(tmp_path):

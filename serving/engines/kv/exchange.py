@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from foundation.ordered_set import OrderedSet
 from serving.engines.kv.notices import Notice, decode, encode
 from serving.engines.kv.tickets import NUM_BYTES
+from serving.runtime.world import world
 from serving.transfer.agent import Agent, TransferError
 from serving.transfer.config import TransferRunConfig
 from serving.transfer.make import make_agent
@@ -54,11 +55,11 @@ class KvExchange:
             host=transfer.transfer_host,
             token=token,
         )
-        self.id = secrets.token_hex(8)
+        self.id = world().token_hex(8)
         self.counts = KvTransfers()
         self.on_notice: Callable[[Notice], object] = log.debug
         """Called with each notice that arrives; set by the user of the exchange."""
-        self._notices: set[asyncio.Task[None]] = set()
+        self._notices: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     async def start(self) -> None:
         """Allocate memory, and become reachable.

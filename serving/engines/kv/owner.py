@@ -8,7 +8,6 @@ blocks are held until the offer is over. Destination first, the prompt is comput
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +23,7 @@ from serving.engines.kv.rooms import Room, Rooms
 from serving.engines.kv.tickets import MAX_TICKETS, Ticket, Tickets
 from serving.life.lease import LeaseConfig
 from serving.runtime.messages import CallError
+from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 
 log = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class KvOwner:
             on_offered: called when the KV can be read, and its reader, if it waits in a room, knows.
             on_over: called when nobody will read it any more.
         """
-        id, now = secrets.token_hex(8), self._loop.time()
+        id, now = world().token_hex(8), self._loop.time()
         offer = Offer(
             id, self._tickets.issue(keys), room, rank, len(keys), num_tokens, num_cached_tokens, on_offered, on_over
         )

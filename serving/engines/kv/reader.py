@@ -15,17 +15,18 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
-from time import monotonic
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from foundation.ordered_set import OrderedSet
 from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.leases import RENEWALS
 from serving.engines.kv.notices import Begin, Left, Notice, Offered, Read, Renew, Wait
 from serving.engines.kv.params import Meeting, RemoteKv
 from serving.engines.kv.renewals import Renewals
 from serving.engines.kv.tickets import MAX_TICKETS, NUM_LANDINGS, TICKET, digest_of, find_fault
+from serving.runtime.world import world
 from serving.transfer.agent import Piece, TransferError
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class Load:
     """When we give it up if the owner, which knows that there are blocks, does not answer."""
     error: LoadError | None = None
     times: dict[str, float] = field(default_factory=dict)
-    """Times by `time.monotonic`."""
+    """Times by `World.now`."""
     num_bytes: int = 0
     num_cached_tokens: int | None = None
     """How many tokens of the prompt its owner had in its cache, if whoever sent the request said so."""
@@ -121,8 +122,8 @@ class KvReader:
         self._landing = asyncio.Semaphore(NUM_LANDINGS)
         self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # while tickets are read
         self._rooms: dict[int, Load] = {}
-        self._loading: set[asyncio.Task[None]] = set()
-        self._finding: set[asyncio.Task[None]] = set()
+        self._loading: OrderedSet[asyncio.Task[None]] = OrderedSet()
+        self._finding: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self.spoil: Spoil | None = None
         """What makes KV unreadable on purpose, if anything does."""
 
@@ -163,7 +164,7 @@ class KvReader:
     def begin(self, load: Load, num_cached_blocks: int, on_arrived: OnArrived, *, rank: int) -> None:
         """Read what is missing after the cached blocks; if it does not come, report how many blocks are good."""
         load.has_begun = True
-        load.times["decode_blocks"] = monotonic()
+        load.times["decode_blocks"] = world().now()
         self._stop_waiting(load)
         if load.is_over:
             on_arrived(num_cached_blocks)
@@ -201,7 +202,7 @@ class KvReader:
                 kv = load.kv = await self._meet(load)
                 self._leases.begin(kv.remote_agent, kv.remote_request_id, kv.remote_lease_s)
             assert load.kv is not None
-            times["transfer_start"] = monotonic()
+            times["transfer_start"] = world().now()
             num_blocks = len(load.keys)
             most = None if self.spoil is None else self.spoil(num_blocks)
             if most is not None and num_valid < num_blocks:
@@ -214,7 +215,7 @@ class KvReader:
         except Exception as error:  # the engine waits for the outcome, whatever it is
             log.exception("KV could not be read")
             load.error = LoadError(f"{type(error).__name__}: {error}")
-        times["transfer_end"] = end = monotonic()
+        times["transfer_end"] = end = world().now()
         times.setdefault("transfer_start", end)
         self._end(load)
         if load.error is None:
@@ -261,16 +262,16 @@ class KvReader:
         assert load.meeting is not None
         begin = Begin(load.meeting.bootstrap_room, dict(self._exchange.agent.address))
         pause_s = min(self._meeting_timeout_s / RENEWALS, BEGIN_AGAIN_S)
-        load.waits_until = monotonic() + self._meeting_timeout_s
+        load.waits_until = world().now() + self._meeting_timeout_s
         try:
             while not load.offered.done():
-                if monotonic() >= load.waits_until:
+                if world().now() >= load.waits_until:
                     raise LoadError(
                         f"no prefill worker offered it within --transfer-meeting-timeout-s {self._meeting_timeout_s:g}"
                     )
                 with late_is_never():
                     await self._exchange.ask(load.meeting.bootstrap_agent, begin)
-                await asyncio.wait([load.offered], timeout=min(pause_s, max(load.waits_until - monotonic(), 0.0)))
+                await asyncio.wait([load.offered], timeout=min(pause_s, max(load.waits_until - world().now(), 0.0)))
         except TransferError as error:
             raise LoadError(f"the prefill worker cannot be asked to begin: {error}", _kind(error)) from error
         said = load.offered.result()
@@ -350,7 +351,7 @@ class KvReader:
             case Wait(rooms):
                 for room in rooms:
                     if (load := self._rooms.get(room)) is not None:
-                        load.waits_until = monotonic() + self._meeting_timeout_s
+                        load.waits_until = world().now() + self._meeting_timeout_s
             case Left(room, reason, kind) if (load := self._rooms.get(room)) is not None:
                 load.offer(LoadError(reason or "the prefill worker has given up", kind))
 

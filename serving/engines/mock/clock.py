@@ -1,24 +1,25 @@
-"""The real clock, as what models of links and disks ask of a clock."""
+"""The clock of the process, as what models of links and disks ask of a clock."""
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
+
+from serving.runtime.world import world
 
 SHORTEST_S = 0.001
 """The loop counts milliseconds: a timer may be that early."""
 
 
 class WallClock:
-    """Calls back at times of `time.monotonic`, up to two milliseconds late."""
+    """Calls back at times of `World.now`, up to two milliseconds late."""
 
     @property
     def now(self) -> float:
         """The time (s)."""
-        return monotonic()
+        return world().now()
 
     def at(self, time: float, priority: int, callback: Callable[[], object]) -> None:
         """Call back as soon as possible after a time."""
-        if (left_s := time - monotonic()) <= 0:
+        if (left_s := time - world().now()) <= 0:
             asyncio.get_running_loop().call_soon(callback)
         else:
             asyncio.get_running_loop().call_later(max(left_s, SHORTEST_S), self.at, time, priority, callback)

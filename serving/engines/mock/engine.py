@@ -281,7 +281,7 @@ class Mocker:
     async def failed(self) -> None:
         """See `Engine`."""
         done, _ = await asyncio.wait(self._stepping, return_when=asyncio.FIRST_COMPLETED)
-        await done.pop()
+        await next(task for task in self._stepping if task in done)
 
     async def close(self) -> None:
         """See `Engine`."""

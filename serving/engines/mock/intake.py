@@ -7,12 +7,12 @@ submit --+--------------------------+--> the engine's queue, or the handover of 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from foundation.ordered_set import OrderedSet
 from mocker import BlockChain, Sequence, SglangConfig, TrtllmConfig
 from mocker.contract import EngineSettings
 from serving.engines.kv.params import RequestPart, part_of
@@ -26,6 +26,7 @@ from serving.router.hashing import block_hashes, sequence_hashes
 from serving.runtime.messages import CallError
 from serving.runtime.server import AnswerStream
 from serving.runtime.threads import in_thread
+from serving.runtime.world import world
 from serving.worker.protocol import PreprocessedRequest
 
 PartOf = Callable[[PreprocessedRequest], RequestPart | None]
@@ -69,7 +70,7 @@ class Intake:
         self._has_tiers = has_tiers
         self._watch = watch
         self._turn = asyncio.Lock()
-        self._planned: set[asyncio.Task[None]] = set()
+        self._planned: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self._order = 0
 
     @property
@@ -86,7 +87,7 @@ class Intake:
         if self._max_waiting is not None and self._num_waiting >= self._max_waiting:
             stream.end(f"{self._max_waiting} requests are already waiting for this engine", "overloaded")
             return
-        arrival_s = monotonic()
+        arrival_s = world().now()
         tokens = np.frombuffer(bytes(request.token_ids.data), "<u4")
         try:
             part = self._part_of(request)

@@ -1,6 +1,5 @@
 """A request in the mocker: its answer, which is known from the start, and how much of it was made and sent."""
 
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from serving.engines.kv.owner import Offer
 from serving.engines.kv.reader import Load
 from serving.engines.mock.answers.made_up import LogProbabilities
 from serving.runtime.server import AnswerStream
+from serving.runtime.world import world
 
 
 class Live:
@@ -165,7 +165,7 @@ class Live:
             times = {"admitted": started_s, "prefill_end": sequence.first_token_s}
         else:  # a first token that came with the KV is sent when its first step is scheduled
             came_s = load.times.get("transfer_end", 0.0)
-            times = load.times | {"decode_start": max(started_s, came_s) if started_s >= 0 else monotonic()}
+            times = load.times | {"decode_start": max(started_s, came_s) if started_s >= 0 else world().now()}
         # On its engine's clock, a late step begins before what came in the meantime.
         found = {name: max(round(time_s - self.arrival_s, 6), 0.0) for name, time_s in times.items() if time_s >= 0}
         return found if load is None else found | {"transfer_bytes": load.num_bytes}

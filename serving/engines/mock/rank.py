@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import math
-from time import monotonic
 
 from mocker import Engine, Sequence, new_engine
 from mocker.contract import NeverAdmittedError
@@ -21,9 +20,10 @@ from serving.engines.mock.kv.handover import Handover
 from serving.engines.mock.kv.tiers import LiveTiers
 from serving.engines.mock.live import Live, live_of
 from serving.engines.mock.observer import Gaps, Observer, Queues, RankWatch, queues_of, take_gaps
-from serving.engines.mock.timer import StepTimer
 from serving.model.tokenizer import ByteTokenizer
 from serving.runtime.server import AnswerStream
+from serving.runtime.step_timer import StepTimer
+from serving.runtime.world import world
 from serving.worker.engine import EngineLoad, RankDrafts, RankWork
 from serving.worker.protocol import PreprocessedRequest
 
@@ -78,6 +78,7 @@ class MockEngine:
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
         self._bell = asyncio.Event()
+        self._now = world().now
 
     def submit(self, request: PreprocessedRequest, stream: AnswerStream) -> None:
         """Queue a request, or end it with an error if it can never fit or the queue is full."""
@@ -150,7 +151,7 @@ class MockEngine:
 
     async def run(self) -> None:
         """Step forever."""
-        engine, timer = self.engine, StepTimer()
+        engine, timer = self.engine, world().step_timer()
         try:
             await self._step(engine, timer)
         finally:
@@ -158,7 +159,7 @@ class MockEngine:
             self._intake.close()
 
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
-        now = monotonic()  # uvloop's own clock only counts milliseconds
+        now = self._now()  # uvloop's own clock only counts milliseconds
         while True:
             self._bell.clear()  # a ring from here on may be too late for this step
             try:
@@ -173,7 +174,7 @@ class MockEngine:
             if step is None:
                 self.control.on_idle()
                 await self._wait()
-                now = monotonic()
+                now = self._now()
                 continue
             # Deadlines are absolute: a late timer delays one step, not all later ones.
             await timer.until(step.end)
@@ -192,7 +193,7 @@ class MockEngine:
             await self._bell.wait()
             return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._bell.wait(), max(wake_s - monotonic(), 0.0))
+            await asyncio.wait_for(self._bell.wait(), max(wake_s - self._now(), 0.0))
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""

@@ -8,7 +8,6 @@ answers kv_transfer_params  --- frontend ---> its cache transceiver asks the oth
 
 import base64
 import dataclasses
-import secrets
 from typing import Annotated, Any
 
 import msgspec
@@ -18,6 +17,7 @@ from foundation.settings import Whole
 from serving.engines.side_channel import Name
 from serving.model.card import Role
 from serving.runtime.messages import CallError
+from serving.runtime.world import world
 
 TRANSCEIVER = "cache_transceiver_config"
 FIRST_GLOBAL_ID = 1 << 42
@@ -57,7 +57,7 @@ def role_arguments(role: Role) -> dict[str, Any]:
 
 def context_only(package: Any) -> Any:
     """Return the `DisaggregatedParams` for a request to a prefill worker."""
-    id = secrets.randbelow(2**63 - FIRST_GLOBAL_ID) + FIRST_GLOBAL_ID
+    id = world().entropy.randrange(2**63 - FIRST_GLOBAL_ID) + FIRST_GLOBAL_ID
     return _made(package, {"request_type": "context_only", "disagg_request_id": id})
 
 

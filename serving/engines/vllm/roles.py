@@ -10,7 +10,6 @@ frees them                                          computes the prompt's last t
 
 import contextlib
 import os
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +20,7 @@ from serving.engines.side_channel import LOOPBACK, Name, Port, PortReservation, 
 from serving.engines.vllm.tiers import OF_ALL, Connector, beside, children, is_tier
 from serving.role import KV_ROLES, Role
 from serving.runtime.messages import CallError
+from serving.runtime.world import world
 from serving.worker.engine import KvTransfers
 
 CONNECTOR = "NixlConnector"
@@ -111,7 +111,7 @@ def hand_off(params: dict[str, Any] | None, lease_s: float | None) -> dict[str, 
             "it does not say where the KV is: either it aborted the prompt, or it was started without --kv-transfer-config",
             "engine",
         )
-    return params if lease_s is None else params | {LEASE_END: time.time() + lease_s}
+    return params if lease_s is None else params | {LEASE_END: world().wall_s() + lease_s}
 
 
 def connector_params(params: dict[str, Any] | None, role: Role, lease_s: float | None) -> dict[str, Any] | None:
@@ -124,7 +124,7 @@ def connector_params(params: dict[str, Any] | None, role: Role, lease_s: float |
     if params is None:
         return None
     end = params.get(LEASE_END)
-    if lease_s is not None and isinstance(end, int | float) and end - time.time() < lease_s * SAFE_SHARE:
+    if lease_s is not None and isinstance(end, int | float) and end - world().wall_s() < lease_s * SAFE_SHARE:
         return None
     return {name: value for name, value in params.items() if name != LEASE_END}
 

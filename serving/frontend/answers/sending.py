@@ -1,19 +1,20 @@
 """From an accepted request to its end: a full answer or one clear error, whatever happens on the way."""
 
 import asyncio
-import time
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from foundation.ordered_set import OrderedSet
 from serving.frontend import nvext
 from serving.frontend.answers.accepted import AcceptedRequest
 from serving.frontend.answers.answer import Answer, Collected
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.metrics import TokenTimer
+from serving.runtime.world import world
 
 Result = TypeVar("Result")
 
@@ -31,7 +32,7 @@ class CompletionResponse(Response):
         self,
         accepted: AcceptedRequest,
         answer: Answer,
-        responses: set["CompletionResponse"],
+        responses: OrderedSet["CompletionResponse"],
         headers: dict[str, str],
         *,
         begins_at_once: bool = False,
@@ -196,7 +197,7 @@ class CompletionResponse(Response):
         metrics.count("requests", *labels, self._status)
         if self._status == "cancelled":
             metrics.count("model_cancellation", *labels)
-        metrics.observe("request_duration_seconds", time.perf_counter() - accepted.started)
+        metrics.observe("request_duration_seconds", world().now() - accepted.started)
         for choice in accepted.choices:
             metrics.count_choice(choice, accepted.started)
 

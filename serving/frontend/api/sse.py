@@ -1,11 +1,11 @@
 """Answers as bytes: server-sent events built from templates, and whole answers as one object."""
 
-import time
 from typing import Any
 
 import msgspec
 
 from serving.frontend.api.errors import ApiError
+from serving.runtime.world import world
 
 DONE = b"data: [DONE]\n\n"
 
@@ -59,7 +59,7 @@ class CompletionFormat:
         self.head = {
             "id": f"{'chatcmpl' if is_chat else 'cmpl'}-{id}",
             "object": "chat.completion.chunk" if is_chat else "text_completion",
-            "created": int(time.time()),
+            "created": int(world().wall_s()),
             "model": model,
         }
 

@@ -12,7 +12,6 @@ late output from a lost instance cannot reach us.
 
 import asyncio
 import contextlib
-import time
 from dataclasses import replace
 
 from serving.frontend.api.errors import ApiError, failed_call, no_worker
@@ -26,6 +25,7 @@ from serving.router.decision import AllBusyError, AllFullError, NoWorkersError
 from serving.routing.placement import Placement, WantedRank
 from serving.routing.workers import Course, Workers
 from serving.runtime.messages import CallError, End
+from serving.runtime.world import world
 
 UNPLACED = (NoWorkersError, AllBusyError, AllFullError, CallError)
 """Errors that mean that no worker accepts a request now."""
@@ -52,7 +52,7 @@ class Attempts:
         """The last call to a worker that answers."""
         self.first_token_s = 0.0
         self.last_token_s = 0.0
-        """When the first and the last token arrived, by the process's performance counter; 0 until then."""
+        """When the first and the last token arrived, by `World.now`; 0 until then."""
         self._stages = stages
         self._request = request
         """What remains to be asked for."""
@@ -62,6 +62,7 @@ class Attempts:
         self._waits_until = 0.0
         self._watching: asyncio.Task[None] | None = None  # the prefill worker, while another answers
         self._loop = asyncio.get_running_loop()
+        self._now = world().now  # more precise than the loop's
 
     @classmethod
     def begin(cls, stages: Course, request: ChoiceRequest, terms: Terms, *, is_refusable: bool = True) -> "Attempts":
@@ -135,7 +136,7 @@ class Attempts:
                 continue
             else:
                 output.finish_reason = reason
-            is_first, self.last_token_s = not self.first_token_s, time.perf_counter()
+            is_first, self.last_token_s = not self.first_token_s, self._now()
             if is_first:
                 self.first_token_s = self.last_token_s
             if self.prefill is not None:

@@ -1,6 +1,5 @@
 """A call to one worker, and the request that it sends."""
 
-import time
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,6 +13,7 @@ from serving.routing.placement import Placement
 from serving.routing.workers import Workers
 from serving.runtime.connection import ReplyStream
 from serving.runtime.messages import End, pack_u32, pack_u64
+from serving.runtime.world import world
 from serving.worker.protocol import CacheScope, PreprocessedRequest, StopConditions
 
 
@@ -147,7 +147,7 @@ class WorkerCall:
         Raises:
             CallError: the instance is gone.
         """
-        self.sent_s = time.perf_counter()
+        self.sent_s = world().now()
         packed = self.request.packed(self.placement.rank.dp_rank, is_refusable=is_refusable)
         self._stream = self._workers.send(self.placement, packed)
 
@@ -170,7 +170,7 @@ class WorkerCall:
             self.num_transfer_bytes = output.num_transfer_bytes
         if stream.end is None or stream.items:
             return None
-        self.ended_s = self.ended_s or time.perf_counter()
+        self.ended_s = self.ended_s or world().now()
         return stream.end
 
     async def wait_for_kv(self) -> tuple[Output, End]:
@@ -182,7 +182,7 @@ class WorkerCall:
         output = Output()
         while (end := await self.read(output)) is None and output.kv_transfer_params is None:
             pass
-        self.ended_s, self.prefill_output = self.ended_s or time.perf_counter(), output
+        self.ended_s, self.prefill_output = self.ended_s or world().now(), output
         return output, end or End(0)
 
     def where_kv_is(self) -> KvTransfer:

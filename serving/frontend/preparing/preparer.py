@@ -5,7 +5,8 @@
             <------ Answer(id, outcome) ----
 
 If a job has no answer in time, its client gets an error and the process is killed; its other jobs are sent to the next
-process. Each model has its own preparer, so a template that never ends delays only requests to its own model.
+process. Each model has its own preparer, so a template that never ends delays only requests to its own model. In virtual
+time there are no processes, and the event loop does the jobs.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import msgspec
 from serving.frontend.api.errors import ApiError
 from serving.frontend.api.kinds import KindName
 from serving.frontend.prepared import Preprocessed
+from serving.frontend.preparing.inline import InlinePreparer
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
@@ -38,6 +40,7 @@ from serving.frontend.reading import ReadingElsewhere
 from serving.model.card import ModelCard
 from serving.model.errors import ModelError
 from serving.model.files import ModelFiles
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +73,7 @@ class Preparer:
         self._timeout_s = timeout_s
         self._slots = asyncio.Semaphore(NUM_JOBS)
         self._starting = asyncio.Lock()
-        self._process: _Process | None = None
+        self._process: _Process | InlinePreparer | None = None
         self._is_closed = False
         self._jobs: set[asyncio.Task[Outcome]] = set()
 
@@ -150,12 +153,12 @@ class Preparer:
         log.warning("%s: a request crashed its preparer %d times", self._model.card.name, ATTEMPTS)
         return Refusal(400, "the chat template or the tokenizer failed on this request")
 
-    async def _running(self) -> "_Process":
+    async def _running(self) -> "_Process | InlinePreparer":
         async with self._starting:
             if self._process is None or self._process.has_ended:
                 if self._process is not None:
                     await self._process.close()
-                self._process = await _Process.launch()
+                self._process = InlinePreparer() if world().is_virtual else await _Process.launch()
                 if self._is_closed:
                     self._process.kill()
                 await self._process.load(self._model, LOAD_S)

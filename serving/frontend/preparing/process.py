@@ -13,32 +13,23 @@ from typing import IO
 import msgspec
 
 from foundation.processes import end_with_parent
-from serving.frontend.api.errors import ApiError
-from serving.frontend.api.openai import OpenAiRequest
-from serving.frontend.prepared import Prepared
 from serving.frontend.preparing.messages import (
     LENGTH,
     NUM_JOBS,
-    Elsewhere,
     JobResult,
-    Outcome,
     PreparerModel,
     PreparerReady,
     PreparingJob,
-    Refusal,
     framed,
 )
-from serving.frontend.preprocess import preprocess
+from serving.frontend.preparing.work import FAILED, load, outcome_of
 from serving.frontend.text_model import TextModel
 from serving.model.errors import ModelError
-from serving.model.files import ModelFiles
 
 log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 3 << 30
 """Memory for the model and the jobs."""
-
-FAILED = Refusal(500, "the frontend failed on this request; its log says why")
 
 
 def main() -> None:
@@ -76,25 +67,16 @@ def _load(message: PreparerModel, answers: _Answers) -> TextModel | None:
     """Load the model within a memory limit, and report whether that worked."""
     _limit_memory()
     try:
-        model = TextModel(
-            message.card,
-            ModelFiles(message.files),
-            is_preparer=True,
-            is_strict=message.is_strict,
-            reading=None if message.reading is None else message.reading.make(),
-        )
+        model = load(message)
     except ModelError as error:
         answers.send(PreparerReady(str(error)))
-        return None
-    except Exception as error:  # a template is compiled here, and may use all memory
-        answers.send(PreparerReady(f"its tokenizer or chat template cannot be loaded: {type(error).__name__}"))
         return None
     answers.send(PreparerReady())
     return model
 
 
 def _work(job: PreparingJob, body: bytes, model: TextModel, answers: _Answers) -> None:
-    outcome = _outcome(job, body, model)
+    outcome = outcome_of(job, body, model)
     try:
         answers.send(JobResult(job.id, outcome))
     except Exception:  # without any answer, its client would wait and others would pay for it
@@ -106,27 +88,6 @@ def _messages(source: IO[bytes]) -> Iterator[bytes]:
     while len(head := source.read(LENGTH.size)) == LENGTH.size:
         (length,) = LENGTH.unpack(head)
         yield source.read(length)
-
-
-def _outcome(job: PreparingJob, body: bytes, model: TextModel) -> Outcome:
-    try:
-        request = model.reading.parse(body, job.kind)
-        if request.model not in (model.card.name, job.name or model.card.name) and not (
-            request.model is None and job.is_only
-        ):
-            return Elsewhere(request.model)
-        outcome = preprocess(request, body, model)
-    except ApiError as error:
-        return Refusal(error.status, error.message, error.code, error.param)
-    except MemoryError:
-        return Refusal(413, "the request is too large to be prepared")
-    except BaseException:  # tokenizers panic with a type that is not an `Exception`
-        log.exception("a request could not be prepared")
-        return FAILED
-    if isinstance(outcome, Prepared):  # leave out what is now tokens, or has no effect and may be large
-        options = msgspec.convert(outcome.options, OpenAiRequest, from_attributes=True)
-        outcome.options = msgspec.structs.replace(options, metadata=None, prediction=None)
-    return outcome
 
 
 def _limit_memory() -> None:

@@ -1,13 +1,13 @@
 """Who this process is in the cluster: its pod, and the account with which it calls the API server."""
 
 import os
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from serving.runtime.kubernetes.names import POD_NAME, POD_UID
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import world
 
 FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
 FRESH_S = 60.0
@@ -50,7 +50,7 @@ class Account:
     @property
     def token(self) -> str:
         """The token, at most a minute old."""
-        now = time.monotonic()
+        now = world().now()
         if now - self._read_s >= FRESH_S:
             self._token, self._read_s = _read(self._folder / "token"), now
         return self._token

@@ -6,7 +6,6 @@ token that it no longer accepts (401) is read again once. Redirects are not foll
 
 import asyncio
 import logging
-import random
 import ssl
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from serving.runtime.kubernetes.account import Account
 from serving.runtime.kubernetes.objects import Change, ClusterObject, Page, Resource, Status
 from serving.runtime.outages import Outages
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -238,7 +238,7 @@ class KubernetesApi:
                     raise error
                 self._account.refresh()
                 continue
-            await asyncio.sleep(min(max(asked_s, pause_s * random.uniform(0.5, 1.0)), MAX_PAUSE_S))
+            await asyncio.sleep(min(max(asked_s, pause_s * world().entropy.uniform(0.5, 1.0)), MAX_PAUSE_S))
             pause_s *= 2
         raise AssertionError("the last attempt returned or raised")
 

@@ -1,12 +1,11 @@
 """Names that one process can hold at a time: each is a Lease, changed only by those who have seen its last version."""
 
-import time
-
 from serving.runtime.kubernetes.ages import Ages
 from serving.runtime.kubernetes.api import KubernetesApi
 from serving.runtime.kubernetes.names import claim_object, labels
 from serving.runtime.kubernetes.objects import LEASES, Lease
 from serving.runtime.kubernetes.registration import now_text
+from serving.runtime.world import world
 
 EPOCH_S = 1_735_689_600
 """2025-01-01: terms have 32 bits."""
@@ -42,7 +41,7 @@ class Claims:
         if held is not None and held.spec.holder_identity and not self._is_abandoned(held):
             return None
         # Higher than any before, even if somebody removed the Lease.
-        term = (held.spec.lease_transitions or 0) + 1 if held is not None else int(time.time()) - EPOCH_S
+        term = (held.spec.lease_transitions or 0) + 1 if held is not None else int(world().wall_s()) - EPOCH_S
         version = await self._take(lease, held, term)
         if version is None:
             return None  # another process was quicker
@@ -89,4 +88,4 @@ class Claims:
     def _is_abandoned(self, held: Lease) -> bool:
         """Return whether a Lease has not changed for its whole duration."""
         patience_s = min(held.spec.duration_s, MAX_DURATIONS * self._duration_s)
-        return self._ages.observe(time.monotonic(), held) > patience_s
+        return self._ages.observe(world().now(), held) > patience_s

@@ -14,7 +14,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Mapping
 from typing import Self
 
@@ -29,6 +28,7 @@ from serving.runtime.kubernetes.registration import Registration
 from serving.runtime.kubernetes.secret import SharedSecret
 from serving.runtime.ports import OnChange, Stop, guarded
 from serving.runtime.stopping import cancel_all
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class KubernetesDiscovery:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._ttl_s / 3)
-            if self._others is not None and time.monotonic() - self._own.renewed_s > min(GRACE_S, self._ttl_s / 6):
+            if self._others is not None and world().now() - self._own.renewed_s > min(GRACE_S, self._ttl_s / 6):
                 self._others.check(self._own.renewed)
             try:
                 await self._own.renew()

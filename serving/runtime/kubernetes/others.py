@@ -5,7 +5,6 @@ A process's keys are read when its Lease names another version of them than the 
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -17,6 +16,7 @@ from serving.runtime.kubernetes.presence import Presence
 from serving.runtime.kubernetes.reflector import Reflector
 from serving.runtime.ports import changes
 from serving.runtime.stopping import cancel_all
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Others:
     async def _on_leases(self, found: dict[str, Lease]) -> None:
         records, _ = await self._api.list(CONFIG_MAPS, Data, labels=PROCESS)
         # By their names, which are unique: anyone can give a label twice.
-        now, leases = time.monotonic(), {id: lease for name, lease in found.items() if (id := process_of(name))}
+        now, leases = world().now(), {id: lease for name, lease in found.items() if (id := process_of(name))}
         for id in [id for id in self._presence.processes if id not in leases]:
             self._forget(id)
         for id, lease in leases.items():
@@ -121,7 +121,7 @@ class Others:
         if lease is None:
             self._forget(id)
         else:
-            self._presence.on_lease(time.monotonic(), id, lease)
+            self._presence.on_lease(world().now(), id, lease)
             has_news = self._presence.processes[id].version != self._records.get(id, NOTHING).version
             if has_news and id not in self._fetching:
                 self._fetching[id] = asyncio.create_task(self._fetch(id))

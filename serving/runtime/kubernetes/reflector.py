@@ -10,8 +10,6 @@ While the server is away, the last known objects stay in use. Pauses grow until 
 
 import asyncio
 import logging
-import random
-import time
 from collections.abc import Awaitable, Callable
 from typing import Generic
 
@@ -20,6 +18,7 @@ from serving.runtime.alarm import Alarm
 from serving.runtime.kubernetes.api import ApiError, GoneError, Kind, KubernetesApi
 from serving.runtime.kubernetes.objects import Resource
 from serving.runtime.stopping import cancel_all
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -115,16 +114,16 @@ class Reflector(Generic[Kind]):
             except Exception as error:
                 self._version = ""  # the same watch would bring it again
                 self._warn(error)
-            await asyncio.sleep(self._pause_s * random.uniform(0.5, 1.0))
+            await asyncio.sleep(self._pause_s * world().entropy.uniform(0.5, 1.0))
             self._pause_s = min(2 * self._pause_s, MAX_RETRY_S)
 
     async def _watch(self) -> None:
         """Process changes until the watch ends, or is cut."""
-        started_s = time.monotonic()
+        started_s = world().now()
         self._watching = asyncio.create_task(self._process())
         await asyncio.wait([self._watching])
         is_cut = self._watching.cancelled()
-        if is_cut or time.monotonic() - started_s >= STEADY_S:
+        if is_cut or world().now() - started_s >= STEADY_S:
             self._pause_s = RETRY_S
         if not is_cut:
             self._watching.result()

@@ -1,7 +1,6 @@
 """A process's objects in the cluster: a Lease that it renews, and a ConfigMap with its keys. Both go with its pod."""
 
 import asyncio
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,6 +12,7 @@ from serving.runtime.kubernetes.api import ApiError, KubernetesApi
 from serving.runtime.kubernetes.names import PROCESS, VERSION, labels, process_object
 from serving.runtime.kubernetes.objects import CONFIG_MAPS, LEASES, Data, Lease
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import world
 
 MAX_KEYS_BYTES = 1_000_000
 """The room in a ConfigMap, apart from its name and labels."""
@@ -41,7 +41,7 @@ class Registration:
         """The version of the keys; `_written` is the version that the cluster has."""
         self._written = 0
         self._writing = asyncio.Lock()
-        self._looked_s = time.monotonic()
+        self._looked_s = world().now()
         self._beside: list[str] = []
         """Leases of other processes of this pod, which may be dead: a container that starts again keeps its pod."""
         self._ages = Ages()
@@ -55,7 +55,7 @@ class Registration:
         found, _ = await self._api.list(LEASES, Lease, labels=PROCESS)
         self._beside = [name for name, lease in found.items() if lease.metadata.pod == self._pod.uid]
         for name in self._beside:
-            self._ages.observe(time.monotonic(), found[name])
+            self._ages.observe(world().now(), found[name])
         await self._make_lease()
 
     async def put(self, key: str, value: bytes) -> None:
@@ -83,7 +83,7 @@ class Registration:
         Raises:
             ApiError: the API server cannot be reached, or does not allow it.
         """
-        now = time.monotonic()
+        now = world().now()
         if now - self.renewed_s > self._duration_s:
             self._looked_s = now  # we were cut off, and maybe so were others: they get time to renew
         if now - self._looked_s > LOOK_S:
@@ -111,7 +111,7 @@ class Registration:
             lease = await self._api.get(LEASES, Lease, name)
             if lease is None:
                 continue
-            if self._ages.observe(time.monotonic(), lease) > 2 * lease.spec.duration_s:
+            if self._ages.observe(world().now(), lease) > 2 * lease.spec.duration_s:
                 await self._api.delete(CONFIG_MAPS, name)
                 await self._api.delete(LEASES, name)
             else:
@@ -171,7 +171,7 @@ class Registration:
         self._has_renewed(renewed)
 
     def _has_renewed(self, renewed: str) -> None:
-        self.renewed, self.renewed_s = renewed, time.monotonic()
+        self.renewed, self.renewed_s = renewed, world().now()
 
     def _lease(self, renewed: str) -> dict[str, Any]:
         spec = {
@@ -193,7 +193,7 @@ class Registration:
 
 def now_text() -> str:
     """Return the time in the format of Leases."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(world().wall_s(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _encoded(keys: dict[str, bytes]) -> str:

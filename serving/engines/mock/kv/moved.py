@@ -4,10 +4,10 @@ import asyncio
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from time import monotonic
 from typing import Any
 
 from mocker.network.traffic import Traffic
+from serving.runtime.world import world
 
 
 async def move(
@@ -49,9 +49,9 @@ class Moved:
     @contextmanager
     def measured(self) -> Iterator[None]:
         """Count and time the work inside."""
-        start_s = monotonic()
+        start_s = world().now()
         try:
             yield
         finally:
             self.count += 1
-            self.seconds += monotonic() - start_s
+            self.seconds += world().now() - start_s

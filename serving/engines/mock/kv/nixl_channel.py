@@ -12,7 +12,6 @@ length, where that KV is (RemoteKv),     -->        or why it is nowhere (text)
 """
 
 import asyncio
-import secrets
 import struct
 from collections.abc import Callable
 from typing import Annotated
@@ -25,6 +24,7 @@ from serving.engines.kv.params import Name, RemoteKv, WantedKv
 from serving.engines.mock.kv.nixl_peer import MIN_SECRET_BYTES, SECRET, NixlPeer
 from serving.engines.side_channel import is_loopback
 from serving.runtime.proof import GREETING
+from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 from serving.transfer.door import Door
 from serving.transfer.links import Deadlines, Link, Links
@@ -80,7 +80,7 @@ class SideChannel:
         self._peer = peer
         self._find = find
         self._token = peer.secret.encode()
-        self._id = secrets.token_bytes(ID_BYTES)
+        self._id = world().entropy.randbytes(ID_BYTES)
         self._door = Door(self._welcome, self._serve)
         self._links: Links[ChannelAddress] = Links(self._dial)
         self._deadlines = Deadlines()

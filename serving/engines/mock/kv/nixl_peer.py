@@ -7,7 +7,6 @@ another with the same prompt. They have the names and types that vLLM's NixlConn
 import os
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple
-from uuid import uuid4
 
 import msgspec
 from msgspec import Meta
@@ -15,6 +14,7 @@ from msgspec import Meta
 from foundation.settings import check_settings
 from serving.engines.kv.params import RequestPart, WantedKv
 from serving.engines.side_channel import is_loopback
+from serving.runtime.world import world
 from serving.worker.protocol import PreprocessedRequest
 
 SECRET = "DYNABENCH_KV_SECRET"  # noqa: S105 (the name of a variable)
@@ -74,7 +74,7 @@ class NixlPeer(NamedTuple):
 
 def peers_of(config: KvHandoverConfig, *, num_ranks: int, first: int, size: int, tp_size: int) -> list[NixlPeer]:
     """Return what each rank here is to its peers; vLLM adds the number of a rank to the name if there are several."""
-    id, secret = config.engine_id or str(uuid4()), secret_of(config.side_channel_host)
+    id, secret = config.engine_id or str(world().uuid()), secret_of(config.side_channel_host)
     return [
         NixlPeer(
             config.role,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
+from foundation.ordered_set import OrderedSet
 from mocker import BlockChain, Engine
 from mocker.events import KvEvent
 from mocker.tiers.config import HostMemory, Tier, TierName
@@ -85,7 +86,7 @@ class LiveTiers:
                 assert format is not None
                 self._tiers["store"] = self._store = SharedStore(transfer.kv_store, memory, format, token)
         self._fetches: dict[LookUp | Read, asyncio.Task[None]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: OrderedSet[asyncio.Task[None]] = OrderedSet()
 
     async def start(self) -> None:
         """Look for the store."""

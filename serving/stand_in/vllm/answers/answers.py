@@ -4,7 +4,6 @@ event of a step         before   text   after
 data: {...,"choices":[{"index":0,"text":"  once  ","logprobs":null,...}]}
 """
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ from serving.frontend.api.logprobs import TokenLogprob
 from serving.frontend.api.sse import DONE, event, unescape
 from serving.frontend.generation.choice import Choice
 from serving.frontend.shape import AnswerShape
+from serving.runtime.world import world
 from serving.stand_in.vllm.answers.errors import error_event
 from serving.stand_in.vllm.answers.logprobs import Scores, prompt_logprobs, scores
 from serving.stand_in.vllm.answers.parts import VllmDeltas, ids_of, message
@@ -44,7 +44,7 @@ class VllmAnswer:
         self.head: dict[str, Any] = {
             "id": f"{'chatcmpl' if self.is_chat else 'cmpl'}-{accepted.id}",
             "object": "chat.completion.chunk" if self.is_chat else "text_completion",
-            "created": int(time.time()),
+            "created": int(world().wall_s()),
             "model": model,
         }
         self._parts: list[AnswerParts] = []

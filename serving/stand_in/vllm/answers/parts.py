@@ -1,16 +1,16 @@
 """The parts of a chat's answer in vLLM's form: deltas of a stream, or one message."""
 
-import secrets
 from collections.abc import Iterable
 from typing import Any
 
 from serving.frontend.prepared import PreparedPrompt
 from serving.model.parts import Arguments, CallStart, Content, Part, Reasoning
+from serving.runtime.world import world
 
 
 def new_id() -> str:
     """Return what vLLM's ids end with."""
-    return secrets.token_hex(8)
+    return world().token_hex(8)
 
 
 class VllmDeltas:

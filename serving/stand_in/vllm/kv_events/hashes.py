@@ -6,7 +6,6 @@ The first block's parent is the hash of a seed. Extra keys say what its KV depen
 """
 
 import hashlib
-import os
 import pickle
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +13,7 @@ from typing import Any
 
 from xxhash import xxh3_128_digest
 
+from serving.runtime.world import world
 from serving.stand_in.config import HashAlgorithm, KvEventsConfig
 from serving.worker.protocol import CacheScope
 
@@ -66,7 +66,7 @@ def _seed(config: KvEventsConfig) -> str:
     if config.hash_seed is not None:
         return config.hash_seed
     # Where collisions can be computed, nobody may know the seed beforehand.
-    return DEFAULT_SEED if config.hash_algorithm.startswith("sha256") else os.urandom(32).hex()
+    return DEFAULT_SEED if config.hash_algorithm.startswith("sha256") else world().token_hex(32)
 
 
 def _sha256(value: Any) -> bytes:

@@ -1,6 +1,5 @@
 """From the events of a simulated engine to vLLM's: blocks get vLLM's names, and their tokens."""
 
-import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from collections.abc import Sequence as Several
 
@@ -19,6 +18,7 @@ from serving.engines.mock.events import (
     TierStored,
 )
 from serving.router.events import BlocksEvent
+from serving.runtime.world import world
 from serving.stand_in.vllm.kv_events import messages
 from serving.stand_in.vllm.kv_events.hashes import BlockHasher, extra_keys, untagged
 from serving.stand_in.vllm.kv_events.messages import EventBatch, Message
@@ -135,7 +135,7 @@ class VllmSink:
     def publish(self, events: list[KvEvent], beyond: Several[BlocksEvent] = ()) -> None:
         """See `EventSink`; of tiers beyond host memory nothing is published."""
         if found := [message for event in events for message in self._translate(event)]:
-            self._send(EventBatch(time.time(), found, self._rank))
+            self._send(EventBatch(world().wall_s(), found, self._rank))
 
     def _translate(self, event: KvEvent) -> Iterable[Message]:
         match event:

@@ -1,6 +1,6 @@
 """Which adapters are in use, as vLLM shows it."""
 
-import time
+from serving.runtime.world import world
 
 
 class AdaptersInUse:
@@ -32,4 +32,4 @@ class AdaptersInUse:
 
     def record(self) -> None:
         """Note the present combination."""
-        self.seen_s[",".join(self._in_use)] = time.time()
+        self.seen_s[",".join(self._in_use)] = world().wall_s()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from time import perf_counter
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -11,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.application import Route
 from serving.frontend.series import Histogram, Labels
+from serving.runtime.world import world
 from serving.stand_in.vllm.metrics.exposition import add_histogram
 from serving.stand_in.vllm.metrics.families import table
 
@@ -119,7 +119,7 @@ class Counted:
         if any(part in (template or scope["path"]) for part in UNCOUNTED):
             await self._app(scope, receive, send)
             return
-        status, num_out, started = 500, 0, perf_counter()
+        status, num_out, started = 500, 0, world().now()
 
         async def send_noting(message: Message) -> None:
             nonlocal status, num_out
@@ -130,7 +130,7 @@ class Counted:
         try:
             await self._app(scope, receive, send_noting)
         finally:
-            seconds, num_in = perf_counter() - started, _length(scope["headers"])
+            seconds, num_in = world().now() - started, _length(scope["headers"])
             if status != UNAUTHORIZED:
                 self._counts.count(template or NO_ROUTE, scope["method"], status, seconds, num_in, num_out)
 

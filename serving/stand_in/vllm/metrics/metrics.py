@@ -1,12 +1,12 @@
 """All metrics of one stand-in: what its ranks and its server count, and how it is shown."""
 
-import time
 from collections.abc import Iterator
 
 from prometheus_client.core import Metric
 
 from serving.engines.mock.engine import Mocker
 from serving.frontend.series import Series
+from serving.runtime.world import world
 from serving.stand_in.config import StandInConfig
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.cache_config import cache_config_labels, num_gpu_blocks
@@ -38,8 +38,8 @@ class VllmMetrics:
 
     def __init__(self, config: StandInConfig, max_model_len: int) -> None:
         """Count for a stand-in whose longest sequences are so long."""
-        self.created_s = time.time()
-        self.http = HttpCounts(self.created_s, time.time)
+        self.created_s = world().wall_s()
+        self.http = HttpCounts(self.created_s, world().wall_s)
         self.sleep_level: int | None = None
         """How deep the engine sleeps; None while it is awake."""
         self._config = config

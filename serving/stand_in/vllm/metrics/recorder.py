@@ -7,12 +7,12 @@ A request whose client hangs up is never counted as finished. Times between toke
 logs them by the batch anyway.
 """
 
-import time
 from typing import NamedTuple
 
 from serving.engines.mock.live import Live
 from serving.engines.mock.observer import Gaps
 from serving.frontend.series import Series
+from serving.runtime.world import world
 from serving.stand_in.vllm.metrics.adapters import AdaptersInUse
 from serving.stand_in.vllm.metrics.stats_log import StatsLog
 from serving.worker.protocol import PreprocessedRequest
@@ -107,7 +107,7 @@ class Recorder:
         if not self._is_aborting:
             self._is_aborting = True
             self.series.observe("vllm:iteration_tokens_total", 0)
-        self._count_empty(live, time.monotonic())
+        self._count_empty(live, world().now())
         self._count_ended(live, "abort", live.made)
 
     def on_gaps(self, gaps: Gaps) -> None:
@@ -119,7 +119,7 @@ class Recorder:
         series, num_prompt = self.series, live.sequence.num_prompt
         local, external = sources_of(live)
         computed = num_prompt - local - external
-        series.observe("vllm:time_to_first_token_seconds", time.monotonic() - live.arrival_s)
+        series.observe("vllm:time_to_first_token_seconds", world().now() - live.arrival_s)
         series.count("vllm:prompt_tokens", by=num_prompt)
         series.count("vllm:prompt_tokens_by_source", "local_compute", by=computed)
         series.count("vllm:prompt_tokens_by_source", "local_cache_hit", by=local)
@@ -160,7 +160,7 @@ class Recorder:
     def _count_empty(self, live: Live, at_s: float) -> None:
         """Count output that only says that a request has ended: for its times, vLLM takes it for a token."""
         if not live.made:
-            self.series.observe("vllm:time_to_first_token_seconds", time.monotonic() - live.arrival_s)
+            self.series.observe("vllm:time_to_first_token_seconds", world().now() - live.arrival_s)
         elif live in self._asked:
             self.series.observe("vllm:inter_token_latency_seconds", max(at_s - self._step_end_s, 0.0))
 
@@ -194,7 +194,7 @@ class Recorder:
         series.observe("vllm:request_prefill_time_seconds", first_s - begun_s)
         series.observe("vllm:request_inference_time_seconds", end_s - begun_s)
         series.observe("vllm:request_decode_time_seconds", decoding_s)
-        series.observe("vllm:e2e_request_latency_seconds", time.monotonic() - live.arrival_s)
+        series.observe("vllm:e2e_request_latency_seconds", world().now() - live.arrival_s)
         mean_s = decoding_s / (num_tokens - 1) if num_tokens > 1 else 0.0
         series.observe("vllm:request_time_per_output_token_seconds", mean_s)
 

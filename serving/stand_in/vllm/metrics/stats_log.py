@@ -6,13 +6,13 @@ says that nothing happens any more.
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
 from serving.engines.mock.rank import MockEngine
 from serving.frontend.series import Series
+from serving.runtime.world import world
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +109,7 @@ class StatsLog:
     def wake(self) -> None:
         """Note that an engine is busy."""
         if self._timer is None:
-            self._since_s = time.monotonic()
+            self._since_s = world().now()
             self._wait()
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class StatsLog:
         self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._say)
 
     def _say(self) -> None:
-        now = time.monotonic()
+        now = world().now()
         seconds, self._since_s = now - self._since_s, now
         lines = [engine.line(seconds) for engine in self._engines]
         for line, _ in lines:

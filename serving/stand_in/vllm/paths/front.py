@@ -1,7 +1,6 @@
 """What stands in front of all paths: keys, X-Request-Id, and addresses as FastAPI and uvicorn take them."""
 
 import hmac
-import uuid
 from collections.abc import Iterable, Sequence
 
 from starlette.datastructures import URL
@@ -10,6 +9,7 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.frontend.api.errors import ApiError
+from serving.runtime.world import world
 from serving.stand_in.vllm.answers.errors import error_response
 
 GUARDED = ("/v1", "/v2", "/inference", "/cohere")
@@ -88,7 +88,7 @@ def _with_request_id(scope: Scope, send: Send) -> Send:
     async def with_id(message: Message) -> None:
         if message["type"] == "http.response.start":
             given = dict(scope["headers"]).get(b"x-request-id")
-            id = uuid.uuid4().hex.encode() if given is None else given
+            id = world().uuid().hex.encode() if given is None else given
             others = [(name, value) for name, value in message.get("headers", ()) if name.lower() != b"x-request-id"]
             message = {**message, "headers": [*others, (b"x-request-id", id)]}
         await send(message)

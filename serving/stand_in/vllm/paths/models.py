@@ -1,13 +1,12 @@
 """GET /v1/models: the model under each of its names, and its adapters."""
 
-import secrets
-import time
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from serving.frontend.model_info import json_response
+from serving.runtime.world import world
 from serving.stand_in.served import OneModel
 
 
@@ -32,7 +31,7 @@ class ModelPaths:
 
 
 def _card(name: str, root: str, parent: str | None, max_model_len: int | None) -> dict[str, Any]:
-    now = int(time.time())  # vLLM makes each card when it is asked for it
+    now = int(world().wall_s())  # vLLM makes each card when it is asked for it
     return {
         "id": name,
         "object": "model",
@@ -43,7 +42,7 @@ def _card(name: str, root: str, parent: str | None, max_model_len: int | None) -
         "max_model_len": max_model_len,
         "permission": [
             {
-                "id": f"modelperm-{secrets.token_hex(8)}",
+                "id": f"modelperm-{world().token_hex(8)}",
                 "object": "model_permission",
                 "created": now,
                 "allow_create_engine": False,

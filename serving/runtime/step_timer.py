@@ -4,7 +4,7 @@ import asyncio
 import ctypes
 import os
 import sys
-from time import monotonic
+from collections.abc import Callable
 
 
 class _Timespec(ctypes.Structure):
@@ -19,21 +19,23 @@ MONOTONIC, NONBLOCK, CLOEXEC = 1, 0o4000, 0o2000000
 
 
 class StepTimer:
-    """Waits for points in time: on Linux with a kernel timer, elsewhere with the loop's own."""
+    """Waits for points in time: on Linux with a kernel timer, elsewhere and in virtual time with the loop's own."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float], *, is_virtual: bool = False) -> None:
+        """Take a timer of the running loop for points in time on a clock (s), which is the kernel's unless virtual."""
+        self._now = now
         self._loop = asyncio.get_running_loop()
         self._fired: asyncio.Future[None] | None = None
         self._fd = -1
-        if sys.platform == "linux":
+        if sys.platform == "linux" and not is_virtual:
             self._libc = ctypes.CDLL(None, use_errno=True)
             self._fd = self._libc.timerfd_create(MONOTONIC, NONBLOCK | CLOEXEC)
         if self._fd >= 0:
             self._loop.add_reader(self._fd, self._on_fired)
 
     async def until(self, when: float) -> None:
-        """Return at `when` (s, `time.monotonic`); if that has passed, give other tasks a turn first."""
-        delay = when - monotonic()
+        """Return at `when` (s); if that has passed, give other tasks a turn first."""
+        delay = when - self._now()
         if self._fd < 0 or delay <= 0:
             await asyncio.sleep(max(delay, 0))
             return

@@ -1,0 +1,115 @@
+"""The world that serving code runs in: its clocks, its randomness, and whether anything runs beside the event loop.
+
+    world()  ->  World         this machine: the default
+             ->  SeededWorld   a simulated node: the running loop's time, and randomness from a seed
+
+A task inherits its node's world from the task that creates it, as it inherits the running loop, so many simulated nodes
+fit into one process. Waiting needs no world: `asyncio.sleep` and timeouts are the running loop's.
+"""
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Iterator
+from contextvars import ContextVar
+from uuid import UUID
+
+from serving.runtime.step_timer import StepTimer
+
+EPOCH_NS = 1_700_000_000 * 10**9
+"""What the wall clock of a simulated node shows when its loop's clock is at 0."""
+
+
+class World:
+    """This machine."""
+
+    is_virtual = False
+    """Whether time stands still while code runs. Threads and child processes do not fit into such a time: what they would
+    do is done in the event loop."""
+
+    def __init__(self, entropy: random.Random | None = None) -> None:
+        self.entropy = entropy or random.SystemRandom()
+        """Where all that is random comes from: identities, secrets, pauses that must differ between processes."""
+
+    def now(self) -> float:
+        """Return the time (s) on the clock that never jumps: the event loop's, to more than its milliseconds."""
+        return time.monotonic()
+
+    def wall_ns(self) -> int:
+        """Return the time of day (ns since 1970), which may jump."""
+        return time.time_ns()
+
+    def wall_s(self) -> float:
+        """Return the time of day (s since 1970), which may jump."""
+        return self.wall_ns() / 1e9
+
+    def token_hex(self, num_bytes: int) -> str:
+        """Return random bytes as hexadecimal digits, two for each."""
+        return self.entropy.randbytes(num_bytes).hex()
+
+    def uuid(self) -> UUID:
+        """Return a random UUID (version 4)."""
+        return UUID(bytes=self.entropy.randbytes(16), version=4)
+
+    def step_timer(self) -> StepTimer:
+        """Return a timer that is as precise as `now`, for the running loop."""
+        return StepTimer(self.now, is_virtual=self.is_virtual)
+
+
+class SeededWorld(World):
+    """A simulated node: the same seed and name give the same randomness, and time is the running loop's."""
+
+    is_virtual = True
+
+    def __init__(self, seed: int, name: str, *, ahead_s: float = 0.0, drift: float = 0.0) -> None:
+        """Describe a node.
+
+        Args:
+            seed: of the whole simulation.
+            name: of the node, unlike any other's.
+            ahead_s: how far its wall clock is ahead when the loop's clock is at 0 (s).
+            drift: how many seconds its wall clock gains in each second of the loop.
+        """
+        super().__init__(random.Random(f"{seed} {name}"))
+        self._ahead_ns = round(ahead_s * 1e9)
+        self._drift = drift
+
+    def now(self) -> float:
+        """See `World`. It does not drift between nodes: their timers are all the running loop's.
+
+        Raises:
+            RuntimeError: no loop is running.
+        """
+        return asyncio.get_running_loop().time()
+
+    def wall_ns(self) -> int:
+        """See `World`.
+
+        Raises:
+            RuntimeError: no loop is running.
+        """
+        now = self.now()
+        return EPOCH_NS + self._ahead_ns + round(now * 1e9) + round(now * self._drift * 1e9)
+
+    def jump(self, by_s: float) -> None:
+        """Set the wall clock forwards (s), or back if negative, as an operator or a time server does."""
+        self._ahead_ns += round(by_s * 1e9)
+
+
+_WORLD: ContextVar[World] = ContextVar("world", default=World())  # noqa: B039 (what changes in it is its owner's)
+
+
+def world() -> World:
+    """Return the world of the task, callback or thread that asks."""
+    return _WORLD.get()
+
+
+@contextlib.contextmanager
+def within(node: World) -> Iterator[None]:
+    """Run code, and the tasks and callbacks that it creates, in another world."""
+    token = _WORLD.set(node)
+    try:
+        yield
+    finally:
+        _WORLD.reset(token)
