@@ -5,7 +5,7 @@ import contextlib
 
 from serving.runtime.etcd_watch import EtcdWatch, IsAnswering
 from serving.runtime.memory.node import Node
-from serving.runtime.memory.server import UNREACHABLE, Line
+from serving.runtime.memory.server import UNREACHABLE, Line, reason
 from serving.runtime.memory.store import Watcher
 from serving.runtime.outages import ANSWER_S, Outages
 from serving.runtime.ports import OnChange, RuntimeUnavailableError, Stop
@@ -43,8 +43,8 @@ class MemoryDiscovery:
         try:
             await self._grant()
         except UNREACHABLE as error:
-            raise RuntimeUnavailableError(f"the server for discovery does not answer ({error or 'silent'})") from error
-        following = self.outages.follow(self._ask, UNREACHABLE, lambda error: str(error) or "silent")
+            raise RuntimeUnavailableError(f"the server for discovery does not answer ({reason(error)})") from error
+        following = self.outages.follow(self._ask, UNREACHABLE, reason)
         self._tasks += [asyncio.create_task(self._keep_alive()), asyncio.create_task(following)]
 
     async def put(self, key: str, value: bytes) -> None:
@@ -64,7 +64,7 @@ class MemoryDiscovery:
         try:
             return await self._line.ask(self._store.create, key, value)
         except UNREACHABLE as error:
-            raise RuntimeUnavailableError(f"the key {key} cannot be put: {error or 'silent'}") from error
+            raise RuntimeUnavailableError(f"the key {key} cannot be put: {reason(error)}") from error
 
     def place(self, key: str) -> tuple[str, str]:
         """Return where a key that outlives us is stored, and what removes it."""
@@ -75,7 +75,7 @@ class MemoryDiscovery:
         try:
             return await self._line.ask(self._store.claim, f"v1/claims/{name}", self._lease)
         except UNREACHABLE as error:
-            raise RuntimeUnavailableError(f"it cannot be found out who holds {name}: {error or 'silent'}") from error
+            raise RuntimeUnavailableError(f"it cannot be found out who holds {name}: {reason(error)}") from error
 
     async def delete(self, key: str) -> None:
         """Remove one of our keys."""

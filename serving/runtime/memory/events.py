@@ -39,7 +39,7 @@ class DirectEvents:
         """Register the address in discovery."""
         if subject not in self.pipes:
             self.pipes[subject] = {}
-            self.node.network.listeners[self._address] = self
+            self.node.network.listen(self._address, self)
             await self._discovery.put(f"{CHANNELS}{subject}/{self._id:x}", self._address.encode())
 
     async def publish(self, subject: str, data: bytes, *, durable: bool = False) -> None:

@@ -101,6 +101,11 @@ class Network:
         node = self.nodes[name] = Node(name, self, Node(name, self))
         return node
 
+    def listen(self, address: str, listener: Listener) -> None:
+        """Let others reach a process at an address, unless it is dead."""
+        if not listener.node.is_dead:
+            self.listeners[address] = listener
+
     def cut(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
         """Lose the way from these nodes to those, silently: messages wait, and are sent again once it is healed."""
         self._cuts.update(product(senders, receivers))

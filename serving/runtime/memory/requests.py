@@ -6,7 +6,7 @@ from contextvars import Context, copy_context
 
 from serving.runtime.memory.broker import Broker
 from serving.runtime.memory.node import Link, Node
-from serving.runtime.memory.server import UNREACHABLE, Line
+from serving.runtime.memory.server import UNREACHABLE, Line, reason
 from serving.runtime.outages import ANSWER_S, Outages
 from serving.runtime.ports import Channel, ChannelEnd
 
@@ -177,7 +177,7 @@ class MemoryRequests:
                 consequence=f"calls wait for it, those without any answer for {timeout_s:g} s",
                 carries_requests=True,
             )
-            following = self.outages.follow(self._ask, UNREACHABLE, lambda error: str(error) or "silent")
+            following = self.outages.follow(self._ask, UNREACHABLE, reason)
             self._following = asyncio.create_task(following)
 
     @property
@@ -200,7 +200,7 @@ class MemoryRequests:
     async def listen(self, accept: Accept) -> str:
         """Accept channels; return the address to dial."""
         self.context, self.accept = copy_context(), accept
-        self.node.network.listeners[self._address] = self
+        self.node.network.listen(self._address, self)
         return self._address
 
     async def dial(self, address: str, accept: Accept) -> Channel:

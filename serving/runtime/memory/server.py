@@ -21,6 +21,11 @@ UNREACHABLE = (OSError, RefusedError)
 """Errors of a question that a server refused or did not answer in time (`TimeoutError` is an `OSError`)."""
 
 
+def reason(error: Exception) -> str:
+    """Describe an error of a question."""
+    return str(error) or "it is silent"
+
+
 class Server:
     """While it is away, its machine refuses; while its node is paused or cut off, it is silent."""
 
