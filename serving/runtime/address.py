@@ -60,7 +60,7 @@ class Instance(msgspec.Struct, frozen=True, omit_defaults=True):
     endpoint: str
     instance_id: int
     transport: str
-    """How to reach it: `unix:PATH`, `tcp:HOST:PORT` or `nats:SUBJECT`."""
+    """How to reach it: `unix:PATH`, `tcp:HOST:PORT` or `nats:SUBJECT`; `memory:NODE/ID` within one process."""
     pod: str = ""
     """The pod that it runs in, in a Kubernetes cluster."""
 
@@ -90,7 +90,7 @@ def is_transport(text: str) -> bool:
     """Return whether a text says how to reach a process."""
     kind, _, place = text.partition(":")
     if kind != "tcp":
-        return kind in ("unix", "nats") and place != "" and "\0" not in place
+        return kind in ("unix", "nats", "memory") and place != "" and "\0" not in place
     host, _, port = place.rpartition(":")
     return host != "" and port.isascii() and port.isdecimal() and 0 < int(port) < 1 << 16
 

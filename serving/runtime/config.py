@@ -18,7 +18,7 @@ def masked(servers: str) -> str:
     return re.sub(r"(://[^\s,?#]*)[?#][^\s,]*", r"\1?***", re.sub(r"(//|^)((?!//).)*@", r"\1***@", servers))
 
 
-Backend = Literal["auto", "kubernetes"]
+Backend = Literal["auto", "kubernetes", "memory"]
 MAY_HOLD_PASSWORDS = Parameter(show_default=lambda servers: masked(servers) or None)
 
 
@@ -50,7 +50,7 @@ class RuntimeConfig:
     """Settings of the runtime. With no server named, everything runs embedded, on one host."""
 
     discovery_backend: Backend = field(default_factory=_backend)
-    """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects in the cluster that this process runs in. Environment: DYN_DISCOVERY_BACKEND."""
+    """auto: etcd if --etcd-endpoints names servers, else a folder; kubernetes: objects in the cluster that this process runs in; memory: between nodes within one process, for tests and rehearsals only. Environment: DYN_DISCOVERY_BACKEND."""
 
     etcd_endpoints: Annotated[str, MAY_HOLD_PASSWORDS] = _env("ETCD_ENDPOINTS", is_shown=False)
     """Addresses of etcd servers for discovery, separated by commas (empty: a folder, see --discovery-dir). Environment: ETCD_ENDPOINTS."""
@@ -109,10 +109,12 @@ class RuntimeConfig:
             if "secret" in part.metadata and not getattr(self, part.name):
                 object.__setattr__(self, part.name, os.environ.get(part.metadata["secret"], ""))
         check_settings(self)
-        if self.discovery_backend == "kubernetes" and self.etcd_endpoints:
-            raise ValueError(
-                f"etcd_endpoints is {masked(self.etcd_endpoints)!r}; expected none with discovery_backend 'kubernetes'"
-            )
+        unused = {"auto": (), "kubernetes": ("etcd_endpoints",), "memory": ("etcd_endpoints", "nats_server")}
+        for name in unused[self.discovery_backend]:
+            if servers := getattr(self, name):
+                raise ValueError(
+                    f"{name} is {masked(servers)!r}; expected none with discovery_backend {self.discovery_backend!r}"
+                )
 
     @property
     def folder(self) -> Path:
@@ -132,9 +134,13 @@ class RuntimeConfig:
         """Where processes find each other."""
         if self.discovery_backend == "kubernetes":
             return "Kubernetes"
+        if self.discovery_backend == "memory":
+            return "a network within this process"
         return f"etcd at {masked(self.etcd_endpoints)}" if self.etcd_endpoints else f"folder {self.folder}"
 
     def describe(self) -> str:
         """Summarize where discovery, requests and events go."""
+        if self.discovery_backend == "memory":
+            return f"discovery, requests and events: {self.place}"
         requests = f"NATS at {masked(self.nats_server)}" if self.nats_server else "sockets and ZeroMQ"
         return f"discovery: {self.place}; requests and events: {requests}"

@@ -19,6 +19,10 @@ from serving.runtime.etcd import EtcdDiscovery
 from serving.runtime.folder import FolderDiscovery
 from serving.runtime.kubernetes.discovery import KubernetesDiscovery
 from serving.runtime.kubernetes.names import POD_IP, POD_NAME
+from serving.runtime.memory.discovery import MemoryDiscovery
+from serving.runtime.memory.events import BrokeredEvents, DirectEvents
+from serving.runtime.memory.node import this_node
+from serving.runtime.memory.requests import MemoryRequests
 from serving.runtime.messages import CallError
 from serving.runtime.nats import NatsPlane
 from serving.runtime.outages import Outages
@@ -31,6 +35,8 @@ from serving.runtime.world import world
 from serving.runtime.zeromq import ZeroMqPlane
 
 log = logging.getLogger(__name__)
+
+AnyDiscovery = EtcdDiscovery | FolderDiscovery | KubernetesDiscovery | MemoryDiscovery
 
 DRAIN_S = 30.0
 WITHDRAWAL_S = 1.0
@@ -67,7 +73,7 @@ class DistributedRuntime:
         self._keys: list[str] = []
         self._transport = ""
         self._is_closed = False
-        if isinstance(discovery, EtcdDiscovery):
+        if isinstance(discovery, EtcdDiscovery | MemoryDiscovery):
             discovery.is_answering = self._is_answering
 
     @classmethod
@@ -86,9 +92,12 @@ class DistributedRuntime:
         """
         config = config or RuntimeConfig()
         instance_id = world().entropy.getrandbits(62) + 1
-        discovery: EtcdDiscovery | FolderDiscovery | KubernetesDiscovery
+        discovery: AnyDiscovery
         if config.discovery_backend == "kubernetes":
             discovery = await KubernetesDiscovery.connect(instance_id, lease_ttl_s=config.lease_ttl_s)
+        elif config.discovery_backend == "memory":
+            discovery = MemoryDiscovery(this_node(), lease_ttl_s=config.lease_ttl_s)
+            await discovery.connect()
         elif config.etcd_endpoints:
             discovery = EtcdDiscovery(config)
             await discovery.connect()
@@ -160,7 +169,7 @@ class DistributedRuntime:
             if isinstance(self.discovery, FolderDiscovery):
                 token = FolderToken(self.discovery)
             else:
-                assert isinstance(self.discovery, EtcdDiscovery | KubernetesDiscovery), "there is no other discovery"
+                assert isinstance(self.discovery, EtcdDiscovery | KubernetesDiscovery | MemoryDiscovery), "no other"
                 token = ClusterToken(self.discovery)
                 await token.start()
             self._token = token
@@ -316,9 +325,11 @@ def dynamo_worker(static: bool = False) -> Callable[[Callable[..., Awaitable[Any
 
 
 async def _planes(
-    config: RuntimeConfig, instance_id: int, discovery: EtcdDiscovery | FolderDiscovery | KubernetesDiscovery
+    config: RuntimeConfig, instance_id: int, discovery: AnyDiscovery
 ) -> tuple[RequestPlane, EventPlane, ClusterToken | None]:
     """Return how requests and events travel, and the token if they need it."""
+    if isinstance(discovery, MemoryDiscovery):
+        return *_planes_in_memory(config, instance_id, discovery), None
     if config.nats_server:
         nats = NatsPlane(config, instance_id)
         await nats.connect()
@@ -347,6 +358,16 @@ async def _planes(
     discovery.keep(path.with_suffix(".sock"), requests.restore)
     discovery.keep(path.with_suffix(".zmq"), events.restore)
     return requests, events, None
+
+
+def _planes_in_memory(
+    config: RuntimeConfig, instance_id: int, discovery: MemoryDiscovery
+) -> tuple[MemoryRequests, BrokeredEvents | DirectEvents]:
+    node = discovery.node
+    requests = MemoryRequests(node, instance_id, timeout_s=config.nats_timeout_s)
+    if (broker := node.network.broker) is not None:
+        return requests, BrokeredEvents(node, broker)
+    return requests, DirectEvents(node, instance_id, discovery)
 
 
 def _refuse(request: Any, stream: AnswerStream) -> None:

@@ -331,7 +331,8 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "hanging"])
-def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config, number, monkeypatch):
+def test_a_process_that_dies_or_hangs_loses_its_streams_and_its_place(config_of_processes, number, monkeypatch):
+    config = config_of_processes  # nodes in memory die in test_memory.py
     import json
 
     monkeypatch.setattr("serving.runtime.connection.PING_S", 0.1)

@@ -80,7 +80,7 @@ ECHO = ["in=dyn://x", "out=echo_full", "--model-name", "m"]
         ),
         ("DYN_SYSTEM_PORT", "-abc", "expected a port from 1 to 65535"),
         ("ETCD_LEASE_TTL", "ten", "expected a number of seconds, at least 1"),
-        ("DYN_DISCOVERY_BACKEND", "kube", "expected one of auto, kubernetes"),
+        ("DYN_DISCOVERY_BACKEND", "kube", "expected one of auto, kubernetes, memory"),
     ],
 )
 def test_a_malformed_variable_is_refused_by_name(tmp_path, variable, value, message):

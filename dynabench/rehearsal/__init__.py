@@ -1,0 +1,1 @@
+"""The live code on virtual time."""
