@@ -24,6 +24,7 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context, copy_context
 from typing import Any, Never, TypeVar
 
+from dynabench.rehearsal.tcp import create_connection, create_server
 from serving.runtime.memory.node import NODE, Node
 
 COLLECT_EVERY = 200_000
@@ -40,7 +41,7 @@ MAX_CLOSINGS = 100
 
 OUTSIDE = (
     *("add_reader", "remove_reader", "add_writer", "remove_writer", "getaddrinfo", "getnameinfo", "sendfile"),
-    *("create_connection", "create_server", "create_unix_connection", "create_unix_server", "create_datagram_endpoint"),
+    *("create_unix_connection", "create_unix_server", "create_datagram_endpoint"),
     *("connect_accepted_socket", "start_tls", "connect_read_pipe", "connect_write_pipe"),
     *("subprocess_exec", "subprocess_shell", "sock_accept", "sock_connect", "sock_recv", "sock_recv_into"),
     *("sock_recvfrom", "sock_recvfrom_into", "sock_sendall", "sock_sendto", "sock_sendfile"),
@@ -99,6 +100,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._signals: dict[tuple[Node | None, int], Callable[[], object]] = {}
         for name in OUTSIDE:
             setattr(self, name, _refusal(name))
+        self.create_server = create_server  # type: ignore[assignment, method-assign]
+        self.create_connection = create_connection  # type: ignore[assignment, method-assign]
 
     @property
     def num_run(self) -> int:

@@ -260,6 +260,10 @@ class MemoryRequests:
 
     async def stop_listening(self) -> None:
         """Accept no more channels; those that are open stay open."""
+        self.deafen()
+
+    def deafen(self) -> None:
+        """Do the same at once."""
         self.accept = None
         self.node.network.listeners.pop(self._address, None)
 

@@ -1,0 +1,173 @@
+"""The stage of a rehearsal: the programs of a deployment, each on a node of its own, in one process on virtual time.
+
+    deployment --deployment_programs--> programs --(by module)--> coroutines, each in its node's context and world
+
+A program is what `dynabench serve` would start as a process, with the same settings. Its code is the live code; only
+the network, the clocks and the randomness below it are simulated.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.processes import deployment_programs
+from dynabench.rehearsal.tcp import MemorySocket
+from foundation.errors import UserError
+from serving.engines.echo import Echo
+from serving.engines.mock.engine import Mocker
+from serving.frontend.models import Models
+from serving.frontend.server import serve_frontend
+from serving.routing.service import RouterService
+from serving.runtime.config import RuntimeConfig
+from serving.runtime.distributed import DistributedRuntime
+from serving.runtime.memory.network import Network
+from serving.runtime.memory.node import Node
+from serving.runtime.world import SeededWorld, within
+from serving.supervision.group import Program
+from serving.worker.loop import run_worker
+
+PORT = 8000
+"""Where each frontend serves HTTP, at its own node."""
+NAMESPACE = "rehearsal"
+MEMORY = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
+
+Main = Callable[[Any, asyncio.Event], Coroutine[Any, Any, None]]
+
+
+@dataclass(slots=True)
+class Actor:
+    """A program that runs, or ran."""
+
+    program: Program
+    node: Node
+    stopping: asyncio.Event
+    task: asyncio.Task[None]
+    frontend: "list[Models]" = field(default_factory=list)
+    """Of a frontend: its models, once it has begun."""
+    engine: Mocker | None = None
+    """Of a worker: its engine."""
+
+
+class Stage:
+    """See the module. It begins empty; `start` starts every program."""
+
+    def __init__(self, deployment: Deployment, seed: int, network: Network) -> None:
+        """Prepare the programs.
+
+        Raises:
+            UserError: one of them cannot run in virtual time.
+        """
+        self.network, self._seed = network, seed
+        found = deployment_programs(deployment, MEMORY, namespace=NAMESPACE, descriptor=0, seed=seed)
+        self.programs = {program.name: program for program in found}
+        for program in found:
+            _main_of(program)
+        self.actors: dict[str, Actor] = {}
+        """The last of each program."""
+        self._incarnations: dict[str, int] = {}
+
+    @property
+    def frontends(self) -> list[str]:
+        """The names of the frontends."""
+        return [name for name, program in self.programs.items() if _module(program) == "serving.frontend"]
+
+    @property
+    def workers(self) -> list[str]:
+        """The names of the workers."""
+        return [name for name, program in self.programs.items() if _module(program) in ENGINES]
+
+    def start(self, *names: str) -> None:
+        """Start programs (default: all)."""
+        for name in names or self.programs:
+            program = self.programs[name]
+            number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
+            node, stopping = self.network.node(name), asyncio.Event()
+            actor: list[Actor] = []
+            with within(SeededWorld(self._seed, f"{name} {number}")):
+                work = _main_of(program)(actor, stopping)
+                task = asyncio.create_task(work, context=node.context(), name=name)
+            self.actors[name] = Actor(program, node, stopping, task)
+            actor.append(self.actors[name])
+
+    def kill(self, name: str, *, is_lost: bool = False) -> None:
+        """End a program as the kernel does, or with its whole machine."""
+        self.network.kill(self.actors[name].node, is_lost=is_lost)
+
+    def stop(self, name: str) -> None:
+        """Ask a program to end."""
+        actor = self.actors[name]
+        actor.node.context().run(actor.stopping.set)
+
+    def failures(self) -> Iterator[tuple[str, BaseException]]:
+        """Yield the programs that ended by an error of their own."""
+        for name, actor in self.actors.items():
+            task = actor.task
+            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+                yield name, error
+
+    def running(self, names: list[str]) -> Iterator[Actor]:
+        """Yield the programs of these names that run."""
+        for name in names:
+            actor = self.actors.get(name)
+            if actor is not None and not actor.node.is_dead and not actor.task.done():
+                yield actor
+
+
+async def _frontend(actor: list[Actor], stopping: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+    me = actor[0]
+    config, router, disaggregation, network = me.program.settings
+    async with await DistributedRuntime.connect(network, stopping=stopping) as runtime:
+        models = Models(runtime, config, router, disaggregation)
+        me.frontend.append(models)
+        listener: Any = MemorySocket(me.program.name, PORT)
+        await serve_frontend(runtime, config, models, listener)
+
+
+async def _mocker(actor: list[Actor], stopping: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+    me = actor[0]
+    worker, simulated, answers, transfer, lease, network = me.program.settings
+    me.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
+    await run_worker(network, worker, me.engine, stopping, default_name="mock")
+
+
+async def _echo(actor: list[Actor], stopping: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+    program = actor[0].program
+    worker, network = program.settings
+    kind: Any = program.arguments[2]
+    await run_worker(network, worker, Echo(kind), stopping)
+
+
+async def _router(actor: list[Actor], stopping: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+    service, router, network = actor[0].program.settings
+    async with await DistributedRuntime.connect(network, drain_s=service.drain_s, stopping=stopping) as runtime:
+        await RouterService(runtime, service, router).run()
+
+
+ENGINES: dict[str, Any] = {"serving.mocker": _mocker, "serving.echo": _echo}
+MAINS: dict[str, Any] = {**ENGINES, "serving.frontend": _frontend, "serving.router_service": _router}
+"""What runs in virtual time, by the module that its process would run."""
+
+
+def _module(program: Program) -> str:
+    return program.arguments[1]
+
+
+def _main_of(program: Program) -> Any:
+    """Return what a program does.
+
+    Raises:
+        UserError: it cannot run in virtual time.
+    """
+    module = _module(program)
+    if module not in MAINS:
+        raise UserError(
+            f"{program.name} ({module}) cannot be rehearsed: it is not only our own code; expected mockers, echo engines, "
+            "frontends and a router"
+        )
+    return MAINS[module]
