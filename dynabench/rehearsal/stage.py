@@ -42,6 +42,7 @@ class Actor:
 
     program: Program
     node: Node
+    world: SeededWorld
     stopping: asyncio.Event
     task: asyncio.Task[None]
     frontend: "list[Models]" = field(default_factory=list)
@@ -85,10 +86,11 @@ class Stage:
             number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
             node, stopping = self.network.node(name), asyncio.Event()
             actor: list[Actor] = []
-            with within(SeededWorld(self._seed, f"{name} {number}")):
+            world = SeededWorld(self._seed, f"{name} {number}")
+            with within(world):
                 work = _main_of(program)(actor, stopping)
                 task = asyncio.create_task(work, context=node.context(), name=name)
-            self.actors[name] = Actor(program, node, stopping, task)
+            self.actors[name] = Actor(program, node, world, stopping, task)
             actor.append(self.actors[name])
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
@@ -99,6 +101,15 @@ class Stage:
         """Ask a program to end."""
         actor = self.actors[name]
         actor.node.context().run(actor.stopping.set)
+
+    def start_again(self, actor: Actor) -> None:
+        """Start a program that ended, as its supervisor does: if it still runs, it is killed first."""
+        name = actor.program.name
+        if self.actors[name] is not actor:
+            return  # it has been started again
+        if not actor.node.is_dead:
+            self.kill(name)
+        self.start(name)
 
     def failures(self) -> Iterator[tuple[str, BaseException]]:
         """Yield the programs that ended by an error of their own."""

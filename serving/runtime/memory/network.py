@@ -116,6 +116,12 @@ class Network:
         self.cut(group, others)
         self.cut(others, group)
 
+    def mend(self, group: Iterable[str], others: Iterable[str]) -> None:
+        """Restore the ways between two groups of nodes."""
+        group, others = list(group), list(others)
+        self._cuts.difference_update(product(group, others), product(others, group))
+        self.wake()
+
     def heal(self) -> None:
         """Restore all ways."""
         self._cuts.clear()

@@ -1,0 +1,172 @@
+"""The clients of a rehearsal: each request over HTTP, and what came of it."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httptools
+import msgspec
+
+from dynabench.live.events import AnswerError, AnswerReader
+from dynabench.rehearsal.stage import PORT
+
+
+class Question(msgspec.Struct, frozen=True):
+    """A request that is sent."""
+
+    number: int
+    at_s: float
+    """When (s)."""
+    prompt: list[int]
+    max_tokens: int
+    leaves_after: int | None = None
+    """The client hangs up after so many tokens; None: it stays."""
+    reads_slowly_s: float = 0.0
+    """The client reads nothing for so long after the first bytes (s)."""
+
+    @property
+    def body(self) -> bytes:
+        """What is posted."""
+        return json.dumps(
+            {
+                "model": "mock",
+                "prompt": self.prompt,
+                "max_tokens": self.max_tokens,
+                "ignore_eos": True,
+                "stream": True,
+                "stream_options": {"include_usage": True},
+            }
+        ).encode()
+
+
+class Answer(asyncio.Protocol):
+    """What came of a request; httptools calls some of the `on_` methods by name."""
+
+    def __init__(self, question: Question) -> None:
+        """Nothing came yet."""
+        self.question = question
+        self.status = 0
+        self.error = ""
+        """Why it failed, as the server or the connection says."""
+        self.num_ends = 0
+        """How often it ended: by its last event, by an error, or by the connection."""
+        self.asked_s = self.first_s = self.ended_s = 0.0
+        self.has_left = False
+        self._body = b""
+        self._parser: Any = None
+        self._transport: Any = None
+        self._reader = AnswerReader(question.max_tokens, keeps_message=True)
+        self._over = asyncio.Event()
+
+    @property
+    def text(self) -> str:
+        """The text."""
+        message = self._reader.message
+        return str(message["content"] or "") if message is not None else ""
+
+    @property
+    def num_tokens(self) -> int | None:
+        """The number of tokens that the server states; None if it states none."""
+        usage = self._reader.usage
+        return None if usage is None else usage.completion_tokens
+
+    @property
+    def is_right(self) -> bool:
+        """Whether it came whole."""
+        return self.status == 200 and not self.error and not self.has_left
+
+    @property
+    def was_refused(self) -> bool:
+        """Whether the server said that it does not serve it, before any of the answer."""
+        return self.status >= 400
+
+    async def ask(self, frontend: str) -> None:
+        """Send the request to a frontend, and return once it is over."""
+        loop = asyncio.get_running_loop()
+        self.asked_s = loop.time()
+        body = self.question.body
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {frontend}\r\ncontent-type: application/json\r\n"
+        try:
+            await loop.create_connection(lambda: self, frontend, PORT)
+        except OSError as error:
+            self._end(f"cannot connect: {error}")
+            return
+        self._transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        await self._over.wait()
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = transport
+        self._parser = httptools.HttpResponseParser(self)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self.has_left:
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError as error:
+            self._end(f"not HTTP: {error}")
+            return
+        if not self.first_s:
+            self.first_s = loop.time()
+            if self.question.reads_slowly_s:
+                self._transport.pause_reading()
+                loop.call_later(self.question.reads_slowly_s, self._transport.resume_reading)
+        leaves = self.question.leaves_after
+        if leaves is not None and self._reader.num_tokens >= leaves and not self._over.is_set():
+            self.has_left = True
+            self._transport.close()
+            self._end("")
+
+    def on_body(self, data: bytes) -> None:
+        """Read a part of the answer."""
+        if self.status != 200:
+            self._body += data
+            return
+        try:
+            self._reader.take(data)
+        except AnswerError as error:
+            self._end(str(error))
+
+    def on_headers_complete(self) -> None:
+        """Note the status."""
+        self.status = self._parser.get_status_code()
+
+    def on_message_complete(self) -> None:
+        """Check that the answer has an end."""
+        if self.status != 200:
+            self._end(f"HTTP {self.status}: {self._body.decode(errors='replace')}")
+            return
+        try:
+            self._reader.end()
+        except AnswerError as error:
+            self._end(str(error))
+            return
+        self._end("")
+
+    def connection_lost(self, error: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        if not self._over.is_set():
+            self._end("the connection was lost")
+
+    def _end(self, error: str) -> None:
+        self.num_ends += 1
+        self.error = self.error or error
+        self.ended_s = asyncio.get_running_loop().time()
+        self._over.set()
+
+
+async def ask_all(questions: Sequence[Question], frontends: Sequence[str]) -> list[Answer]:
+    """Send each request at its time, to the frontends in turn; return what came of them once all are over."""
+    loop = asyncio.get_running_loop()
+    start_s, answers, asking = loop.time(), [], []
+    for question in questions:
+        await asyncio.sleep(max(start_s + question.at_s - loop.time(), 0.0))
+        answer = Answer(question)
+        answers.append(answer)
+        asking.append(asyncio.create_task(answer.ask(frontends[question.number % len(frontends)])))
+    await asyncio.gather(*asking)
+    return answers
