@@ -140,8 +140,8 @@ class Link:
         self._is_scheduled = False
         if self._receiver.is_dead:
             self._waiting.clear()
-        elif self._is_blocked or not self._waiting:
-            self.schedule()
+        elif self._is_blocked or not self._waiting or self._waiting[0][0] > asyncio.get_running_loop().time():
+            self.schedule()  # the call that was due then is lost, or waits
         else:
             _, call, arguments = self._waiting.popleft()
             self.schedule()
