@@ -13,20 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from serving.runtime.ports import RuntimeUnavailableError
-
-if TYPE_CHECKING:
-    from serving.runtime.memory.network import Network
 
 
 class Node:
     """See the module. Its network makes it, kills, pauses and resumes it."""
 
-    def __init__(self, name: str, network: "Network", kernel: "Node | None" = None) -> None:
+    def __init__(self, name: str, network: Any, kernel: "Node | None" = None) -> None:
         self.name = name
-        self.network = network
+        self.network = network  # a `Network`; its module imports this one
         self.kernel = kernel or self
         self.is_paused = False
         self.is_dead = False
