@@ -209,6 +209,21 @@ def test_links_overtake_each_other():
     assert run(main()) == ["b", "a"]
 
 
+def test_what_is_sent_after_a_loss_takes_its_own_time():
+    network = network_of(delay=steady(5.0))
+
+    async def main():
+        link, arrived = Link(network.node("a"), network.node("b")), []
+        link.send(arrived.append, "lost")
+        await asyncio.sleep(3.0)
+        link.lose()
+        link.send(lambda: arrived.append(now()))
+        await asyncio.sleep(10.0)
+        return arrived
+
+    assert run(main()) == [1008.0]
+
+
 @pytest.mark.parametrize("has_broker", [False, True])
 def test_a_cut_holds_what_is_sent_until_it_is_healed(has_broker):
     network = network_of(has_broker=has_broker)

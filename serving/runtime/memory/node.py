@@ -13,20 +13,17 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from serving.runtime.ports import RuntimeUnavailableError
-
-if TYPE_CHECKING:
-    from serving.runtime.memory.network import Network
 
 
 class Node:
     """See the module. Its network makes it, kills, pauses and resumes it."""
 
-    def __init__(self, name: str, network: "Network", kernel: "Node | None" = None) -> None:
+    def __init__(self, name: str, network: Any, kernel: "Node | None" = None) -> None:
         self.name = name
-        self.network = network
+        self.network = network  # a `Network`; its module imports this one
         self.kernel = kernel or self
         self.is_paused = False
         self.is_dead = False
@@ -140,8 +137,8 @@ class Link:
         self._is_scheduled = False
         if self._receiver.is_dead:
             self._waiting.clear()
-        elif self._is_blocked or not self._waiting:
-            self.schedule()
+        elif self._is_blocked or not self._waiting or self._waiting[0][0] > asyncio.get_running_loop().time():
+            self.schedule()  # the call that was due then is lost, or waits
         else:
             _, call, arguments = self._waiting.popleft()
             self.schedule()
