@@ -12,9 +12,12 @@ from dynabench.live.tunnel import open_tunnel
 from dynabench.proxy import Proxy
 from serving.runtime.world import world
 
+
 def clock() -> float:
     """Return the time (s) on the clock of all times of this client."""
     return world().now()
+
+
 IDLE_LIMIT = 1 << 16
 """Most idle connections that are kept."""
 HEAD_LIMIT = 1 << 16

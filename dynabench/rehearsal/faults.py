@@ -12,7 +12,19 @@ from dynabench.rehearsal.stage import Stage
 from serving.runtime.memory.network import DISCOVERY
 from serving.runtime.world import SeededWorld
 
-Kind = Literal["kill", "lose-machine", "restart", "pause", "partition", "reset", "delay", "lose-events", "discovery-away", "discovery-wiped", "clock-jump"]
+Kind = Literal[
+    "kill",
+    "lose-machine",
+    "restart",
+    "pause",
+    "partition",
+    "reset",
+    "delay",
+    "lose-events",
+    "discovery-away",
+    "discovery-wiped",
+    "clock-jump",
+]
 Level = Literal["none", "light", "medium", "harsh"]
 
 
@@ -60,16 +72,23 @@ START_AGAIN_S = (0.5, 3.0)
 """After what time a program that ended is started again (s)."""
 
 
-def draw(rng: random.Random, level: Level, workers: Sequence[str], others: Sequence[str], duration_s: float) -> list[Fault]:
+def draw(
+    rng: random.Random, level: Level, workers: Sequence[str], others: Sequence[str], duration_s: float
+) -> list[Fault]:
     """Draw what happens within a time (s); frontends and routers are not killed, as their clients would fail with them."""
     rates = LEVELS[level]
     if not rates.most:
         return []
-    faults = [_drawn(rng, rng.choice(rates.kinds), rates, workers, others, duration_s) for _ in range(rng.randint(1, rates.most))]
+    faults = [
+        _drawn(rng, rng.choice(rates.kinds), rates, workers, others, duration_s)
+        for _ in range(rng.randint(1, rates.most))
+    ]
     return sorted(faults, key=lambda fault: fault.at_s)
 
 
-def _drawn(rng: random.Random, kind: Kind, rates: Rates, workers: Sequence[str], others: Sequence[str], duration_s: float) -> Fault:
+def _drawn(
+    rng: random.Random, kind: Kind, rates: Rates, workers: Sequence[str], others: Sequence[str], duration_s: float
+) -> Fault:
     at_s, lasts_s, target = rng.uniform(0.0, duration_s), rng.uniform(0.1, rates.longest_s), rng.choice(workers)
     match kind:
         case "kill" | "lose-machine" | "restart":
@@ -85,7 +104,9 @@ def _drawn(rng: random.Random, kind: Kind, rates: Rates, workers: Sequence[str],
         case "discovery-away" | "discovery-wiped":
             return Fault(kind, at_s, lasts_s if kind == "discovery-away" else 0.0)
         case "clock-jump":
-            return Fault(kind, at_s, 0.0, rng.choice([*workers, *others]), amount=rng.choice((-3600.0, -5.0, 5.0, 3600.0)))
+            return Fault(
+                kind, at_s, 0.0, rng.choice([*workers, *others]), amount=rng.choice((-3600.0, -5.0, 5.0, 3600.0))
+            )
     return Fault(kind, at_s, lasts_s, target)  # pause
 
 

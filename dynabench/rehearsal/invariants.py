@@ -54,7 +54,9 @@ def of_answers(answers: Sequence[Answer], texts: Mapping[int, str], bound_s: flo
         if not answer.is_right:
             continue
         if asked.number in texts and answer.text != texts[asked.number]:
-            yield Violation("right-text", f"{name} has {answer.text!r:.60}, and without faults {texts[asked.number]!r:.60}")
+            yield Violation(
+                "right-text", f"{name} has {answer.text!r:.60}, and without faults {texts[asked.number]!r:.60}"
+            )
         if answer.num_tokens != asked.max_tokens:
             yield Violation("counted", f"{name}: the usage has {answer.num_tokens} tokens of {asked.max_tokens}")
 
@@ -64,7 +66,8 @@ def of_failures(answers: Sequence[Answer], *, may_fail: bool) -> Iterator[Violat
     failed = [answer for answer in answers if answer.error and not answer.has_left]
     if failed and not may_fail:
         yield Violation(
-            "no-loss", f"{len(failed)} requests failed, request {failed[0].question.number} with: {failed[0].error:.200}"
+            "no-loss",
+            f"{len(failed)} requests failed, request {failed[0].question.number} with: {failed[0].error:.200}",
         )
 
 

@@ -52,7 +52,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """The faults that happened."""
 
 
-def drawn(seed: int, level: Level, stage_of: Deployment, questions: Sequence[Question], names: tuple[list[str], list[str]]) -> Rehearsal:
+def drawn(
+    seed: int, level: Level, stage_of: Deployment, questions: Sequence[Question], names: tuple[list[str], list[str]]
+) -> Rehearsal:
     """Draw a rehearsal from a seed."""
     rng = random.Random(f"faults {seed}")
     duration_s = max((one.at_s for one in questions), default=0.0)
@@ -101,7 +103,9 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *(Violation("alive", said) for said in logged.defects),
         ]
         last = Question(-1, 0.0, [1, 2, 3], 4)
-        again = await asyncio.create_task(ask_all([last] * len(stage.frontends), stage.frontends), context=client.context())
+        again = await asyncio.create_task(
+            ask_all([last] * len(stage.frontends), stage.frontends), context=client.context()
+        )
         found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
     return Outcome(
         rehearsal.seed,
