@@ -81,10 +81,10 @@ def at_rest(stage: Stage) -> Iterator[Violation]:
                         whose = f"{frontend.program.name} has {books.num_requests} requests"
                         yield Violation("released", f"{whose} booked at worker {rank.instance_id:x}")
     for worker in stage.running(stage.workers):
-        for rank in worker.engine.ranks if worker.engine is not None else ():
-            if left := rank.engine.sequences():
+        for core in worker.engine.ranks if worker.engine is not None else ():
+            if left := core.engine.sequences():
                 yield Violation("released", f"{worker.program.name} still has {len(left)} sequences")
-            elif used := rank.engine.view().num_used_blocks:
+            elif used := core.engine.view().num_used_blocks:
                 yield Violation("released", f"{worker.program.name} has {used} used blocks without a sequence")
 
 

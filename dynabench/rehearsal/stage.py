@@ -8,7 +8,9 @@ the network, the clocks and the randomness below it are simulated.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from contextvars import Context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from dynabench.deployment.description import Deployment
@@ -24,6 +26,7 @@ from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.memory.network import Network
 from serving.runtime.memory.node import Node
+from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.world import SeededWorld, within
 from serving.supervision.group import Program
 from serving.worker.loop import run_worker
@@ -31,6 +34,8 @@ from serving.worker.loop import run_worker
 PORT = 8000
 """Where each frontend serves HTTP, at its own node."""
 NAMESPACE = "rehearsal"
+RESTART_S = 1.0
+"""After what time a program that ended is started again (s)."""
 MEMORY = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
 
 Main = Callable[[Any, asyncio.Event], Coroutine[Any, Any, None]]
@@ -92,6 +97,7 @@ class Stage:
                 task = asyncio.create_task(work, context=node.context(), name=name)
             self.actors[name] = Actor(program, node, world, stopping, task)
             actor.append(self.actors[name])
+            task.add_done_callback(partial(self._supervise, self.actors[name]), context=Context())
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
         """End a program as the kernel does, or with its whole machine."""
@@ -111,11 +117,18 @@ class Stage:
             self.kill(name)
         self.start(name)
 
+    def _supervise(self, actor: Actor, task: asyncio.Task[None]) -> None:
+        """Start a program again that ended because something it needs was away."""
+        if not task.cancelled() and isinstance(task.exception(), RuntimeUnavailableError):
+            self.kill(actor.program.name)
+            asyncio.get_running_loop().call_later(RESTART_S, self.start_again, actor, context=Context())
+
     def failures(self) -> Iterator[tuple[str, BaseException]]:
         """Yield the programs that ended by an error of their own."""
         for name, actor in self.actors.items():
             task = actor.task
-            if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            error = task.exception() if task.done() and not task.cancelled() else None
+            if error is not None and not isinstance(error, RuntimeUnavailableError):  # then it is started again
                 yield name, error
 
     def running(self, names: list[str]) -> Iterator[Actor]:

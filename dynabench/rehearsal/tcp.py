@@ -132,7 +132,7 @@ class MemoryTransport(asyncio.Transport):
             self._protocol.connection_lost(None)
 
 
-class MemoryServer(asyncio.AbstractServer):
+class MemoryServer:
     """A server that listens at a node."""
 
     def __init__(self, plane: MemoryRequests) -> None:
