@@ -70,24 +70,25 @@ class Plan(NamedTuple):
         )
 
 
-def carry_out(plan: Plan, seed: int) -> Outcome:
-    """Rehearse a seed, with its faults and without, so that texts can be compared."""
+def carry_out(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome]:
+    """Rehearse a seed, without its faults and then with them, so that texts can be compared; return what counts."""
     whole = plan.of(seed)
-    calm = rehearse(plan.deployment, msgspec.structs.replace(whole, faults=[]))
-    if calm.violations or not whole.faults:
-        return calm
-    return rehearse(plan.deployment, whole, calm.texts)
+    calm = msgspec.structs.replace(whole, faults=[])
+    outcome = rehearse(plan.deployment, calm)
+    if outcome.violations or not whole.faults:
+        return calm, outcome
+    return whole, rehearse(plan.deployment, whole, outcome.texts)
 
 
 def rehearse_all(
     plan: Plan, config: RehearseConfig, interrupt: Interrupt, on_failure: Callable[[Failed], object]
 ) -> Found:
     """Rehearse every seed; stop early if the user interrupts."""
-    seeds, found = config.numbers, Found(0, 0, 0, 0.0, Counter(), [])
-    calls = [(carry_out, (plan, seed)) for seed in seeds]
-    for place, outcome in in_parallel(calls, config.jobs, interrupt=interrupt):
+    found = Found(0, 0, 0, 0.0, Counter(), [])
+    calls = [(carry_out, (plan, seed)) for seed in config.numbers]
+    for _, (rehearsal, outcome) in in_parallel(calls, config.jobs, interrupt=interrupt):
         if outcome.violations:
-            found.failed.append(_written(plan, plan.of(seeds[place]), outcome, config.out))
+            found.failed.append(_written(plan, rehearsal, outcome, config.out))
             on_failure(found.failed[-1])
         found.happened.update(kind_of(event) for event in outcome.happened)
         found = found._replace(
@@ -157,4 +158,4 @@ def lines(found: Found) -> Iterator[str]:
     yield f"{found.num_requests:,} requests{lost}, in {found.virtual_s:,.0f} s of virtual time"
     names: Sequence[str] = sorted({violation.invariant for each in found.failed for violation in each.violations})
     count = f"{len(found.failed):,} violation{'s' * (len(found.failed) != 1)}"
-    yield f"{found.num_seeds:,} seeds, {count}" + f" ({', '.join(names)})" * bool(names)
+    yield f"{found.num_seeds:,} seed{'s' * (found.num_seeds != 1)}, {count}" + f" ({', '.join(names)})" * bool(names)
