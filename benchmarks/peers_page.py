@@ -5,6 +5,7 @@ python benchmarks/peers_page.py OUT.json docs/load-generators-compared.md
 
 import json
 import statistics
+import textwrap
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -146,7 +147,7 @@ def in_short(found: Found) -> list[str]:
                 f"- {job['name']}: means are within {worst['mean']:.2f} ms of the server's own stamps, and p99 within "
                 f"{worst['p99']:.2f} ms ({'within' if meets else 'not within'} our goal of {GOAL_MS['mean']} and {GOAL_MS['p99']:g} ms)."
             )
-    return said
+    return [line for item in said for line in textwrap.wrap(item, 118, subsequent_indent="  ")]
 
 
 def start_up(found: Found) -> Table:
