@@ -102,11 +102,12 @@ def doubts(found: Found, job: dict[str, Any]) -> list[str]:
     its = {
         client: [run["notes"] for run in found.of(client, job["name"]) if "notes" in run] for client in found.clients
     }
-    return [
+    said = [
         f"- {NAMES[client]} itself calls {len(notes)} of {len(found.of(client, job['name']))} rounds not valid: {notes[0][0]}."
         for client, notes in its.items()
         if notes
     ]
+    return wrapped(said)
 
 
 FIGURES = (("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"), ("itl", "p99"))
@@ -116,6 +117,11 @@ def off(found: Found, client: str, job: str, metric: str, statistic: str) -> lis
     """Return a client's figure minus the server's (ms), in each round."""
     place = ("mean", "p99").index(statistic)
     return found.values(client, job, lambda run: run["told_ms"][metric][place] - run["server_ms"][metric][place])
+
+
+def wrapped(items: Sequence[str]) -> list[str]:
+    """Return items of a list in lines that fit a terminal."""
+    return [line for item in items for line in textwrap.wrap(item, 118, subsequent_indent="  ")]
 
 
 def in_short(found: Found) -> list[str]:
@@ -147,7 +153,7 @@ def in_short(found: Found) -> list[str]:
                 f"- {job['name']}: means are within {worst['mean']:.2f} ms of the server's own stamps, and p99 within "
                 f"{worst['p99']:.2f} ms ({'within' if meets else 'not within'} our goal of {GOAL_MS['mean']} and {GOAL_MS['p99']:g} ms)."
             )
-    return [line for item in said for line in textwrap.wrap(item, 118, subsequent_indent="  ")]
+    return wrapped(said)
 
 
 def start_up(found: Found) -> Table:
