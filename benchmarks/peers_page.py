@@ -5,9 +5,10 @@ python benchmarks/peers_page.py OUT.json docs/load-generators-compared.md
 
 import json
 import statistics
-import textwrap
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,8 @@ def speeds(found: Found, job: dict[str, Any]) -> Table:
             lines.append(f"| {NAMES[client]} | {found.why_not(client, job['name'])} | | | |")
             continue
         rates = [
-            spread(found.values(client, job["name"], lambda run, key=key: run[key]))
-            for key in ("requests_per_s", "tokens_per_s")
-        ]  # type: ignore[misc]
+            spread(found.values(client, job["name"], itemgetter(key))) for key in ("requests_per_s", "tokens_per_s")
+        ]
         cpu = found.cpu_ms(client, job)
         each = [1e3 / value for value in cpu if value > 0]
         lines.append(f"| {NAMES[client]} | {' | '.join(rates)} | {spread(cpu, '{:,.2f}')} | {spread(each)} |")
@@ -160,9 +160,7 @@ def start_up(found: Found) -> Table:
     """Return what a run of one request takes, and what is installed."""
     lines = ["| | time (s) | CPU time (s) | installed (MB) |", "|---|---|---|---|"]
     for client in found.clients:
-        wall, cpu = (
-            spread(found.values(client, START, lambda run, key=key: run[key]), "{:.1f}") for key in ("wall_s", "cpu_s")
-        )  # type: ignore[misc]
+        wall, cpu = (spread(found.values(client, START, itemgetter(key)), "{:.1f}") for key in ("wall_s", "cpu_s"))
         lines.append(f"| {NAMES[client]} | {wall} | {cpu} | {found.head['installed_mb'][client]:,.0f} |")
     return lines
 
