@@ -231,6 +231,19 @@ def test_a_prefill_worker_that_hangs_for_a_while_delays_the_request():
     assert on_site(talk, latency_ms=SLOW_MS) == expected(prompt(1), 5)
 
 
+def test_nodes_leave_no_file_of_the_process_open():
+    async def talk(site):
+        for number in range(3):
+            await site.ask(prompt(number), 2)
+            site.network.kill(site.network.nodes["prefill-0"])
+            site.start("prefill-0", "prefill")
+            await asyncio.sleep(10.0)
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert on_site(talk) == before
+
+
 def digest(seed):
     """Return what 100 requests and two kills have led to."""
 
