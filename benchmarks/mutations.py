@@ -7,20 +7,22 @@ A mutation replaces one place in the source of `serving/`, in a process of its o
 """
 
 import argparse
+import contextlib
 import importlib.abc
 import importlib.machinery
 import json
-import random
+import logging
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-ROOT = Path(__file__).resolve().parents[1]
+LEVELS = ("medium", "harsh")
+"""How much goes wrong, seed by seed in turn."""
 NUM_QUESTIONS = 60
 RATE_S = 12.0
 """Requests in a second."""
@@ -223,3 +225,101 @@ MUTATIONS = [
         "",
     ),
 ]
+
+
+class Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Imports one module from a changed source."""
+
+    def __init__(self, mutation: Mutation) -> None:
+        """Prepare to change a module that is not imported yet."""
+        self._mutation = mutation
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec of the module, None for others."""
+        if fullname != self._mutation.module:
+            return None
+        found = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        assert found is not None
+        return importlib.machinery.ModuleSpec(fullname, self, origin=found.origin)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Run the changed source.
+
+        Raises:
+            ValueError: what is to be changed is not there once.
+        """
+        spec = module.__spec__
+        assert spec is not None and spec.origin is not None
+        with open(spec.origin, encoding="utf-8") as file:
+            source = file.read()
+        if source.count(self._mutation.old) != 1:
+            raise ValueError(f"{self._mutation.name}: {spec.origin} does not have {self._mutation.old!r} once")
+        changed = source.replace(self._mutation.old, self._mutation.new)
+        exec(compile(changed, spec.origin, "exec"), module.__dict__)
+
+
+def hunt(mutation: Mutation | None, seeds: range) -> dict[str, object]:
+    """Rehearse seeds until a violation is found; return it. It has to be the first in this process to import `serving`."""
+    if mutation is not None:
+        sys.meta_path.insert(0, Planting(mutation))
+    from dynabench.deployment.description import Deployment
+    from dynabench.rehearsal.all_seeds import Plan, carry_out
+
+    logging.disable(logging.WARNING)
+    (pool,) = Deployment().pools
+    # Small caches and limits, so that blocks are evicted and requests refused; two frontends, so that routers tell each other.
+    workers = replace(pool, replicas=4, mocker=replace(pool.mocker, num_gpu_blocks=80))
+    frontend = replace(Deployment().frontend, http_workers=2, max_inflight_requests=48)
+    deployment = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
+    began_s = time.process_time()
+    for seed in seeds:
+        level = LEVELS[seed % len(LEVELS)]
+        _, outcome = carry_out(Plan(deployment, level, NUM_QUESTIONS, RATE_S), seed)
+        if outcome.violations:
+            found = {"seed": seed, "level": level, "violation": str(outcome.violations[0])[:300]}
+            return found | {"all": sorted({each.invariant for each in outcome.violations}), "s": spent(began_s)}
+    return {"seed": None, "level": "", "violation": "", "all": [], "s": spent(began_s)}
+
+
+def spent(since_s: float) -> float:
+    """Return the CPU time since then (s)."""
+    return round(time.process_time() - since_s, 1)
+
+
+def in_process(name: str, num_seeds: int) -> dict[str, object]:
+    """Hunt one mutation in a process of its own."""
+    command = [sys.executable, __file__, "--hunt", name, "--seeds", str(num_seeds)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    with contextlib.suppress(IndexError, ValueError):
+        found = json.loads(done.stdout.splitlines()[-1])
+        assert isinstance(found, dict)
+        return found
+    raise SystemExit(f"{name}: {done.stderr[-2000:]}")
+
+
+def main() -> None:
+    """Hunt mutations, and print what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, default=200, help="try so many seeds with each (default: 200)")
+    parser.add_argument("--only", nargs="+", default=[each.name for each in MUTATIONS], help="hunt only these")
+    parser.add_argument("--jobs", type=int, default=2, help="processes at once (default: 2)")
+    parser.add_argument("--hunt", help="hunt this one in this process, and print JSON; none: nothing is planted")
+    asked = parser.parse_args()
+    by_name = {each.name: each for each in MUTATIONS}
+    if asked.hunt:
+        print(json.dumps(hunt(by_name.get(asked.hunt), range(asked.seeds))))
+        return
+    with ThreadPoolExecutor(asked.jobs) as pool:
+        found = list(pool.map(lambda name: in_process(name, asked.seeds), asked.only))
+    print("| planted bug | found with seed | CPU s | by | what was said |\n|---|---|---|---|---|")
+    for name, each in zip(asked.only, found, strict=True):
+        seed = "not found" if each["seed"] is None else f"{each['seed']} ({each['level']})"
+        by, said = ", ".join(map(str, each["all"] or [])), str(each["violation"]).replace("|", "/")  # type: ignore[call-overload]
+        print(f"| {name}: {by_name[name].what} | {seed} | {each['s']} | {by} | {said} |")
+    print(f"{sum(each['seed'] is not None for each in found)} of {len(found)} found")
+
+
+if __name__ == "__main__":
+    main()
