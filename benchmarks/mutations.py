@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
@@ -252,8 +253,7 @@ class Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """
         spec = module.__spec__
         assert spec is not None and spec.origin is not None
-        with open(spec.origin, encoding="utf-8") as file:
-            source = file.read()
+        source = Path(spec.origin).read_text(encoding="utf-8")
         if source.count(self._mutation.old) != 1:
             raise ValueError(f"{self._mutation.name}: {spec.origin} does not have {self._mutation.old!r} once")
         changed = source.replace(self._mutation.old, self._mutation.new)

@@ -151,7 +151,9 @@ class Answer(asyncio.Protocol):
         self.status = self._parser.get_status_code()
 
     def on_message_complete(self) -> None:
-        """Check that the answer has an end."""
+        """Check that the answer has an end, unless it ended with an error."""
+        if self.error:
+            return
         if self.status != 200:
             self._end(f"HTTP {self.status}: {self._body.decode(errors='replace')}")
             return

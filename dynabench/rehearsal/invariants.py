@@ -307,7 +307,8 @@ def _kept(actor: Actor) -> Iterator[tuple[str, int]]:
 
 
 def _is_ours(value: object) -> bool:
-    return type(value).__module__.startswith("serving.")
+    module = type(value).__module__
+    return module.startswith("serving.") and not module.startswith("serving.runtime.memory.")  # that is the network
 
 
 def _attributes(owner: object) -> Iterator[tuple[str, Any]]:
