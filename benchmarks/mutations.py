@@ -270,7 +270,7 @@ def hunt(mutation: Mutation | None, seeds: range) -> dict[str, object]:
     logging.disable(logging.WARNING)
     (pool,) = Deployment().pools
     # Small caches and limits, so that blocks are evicted and requests refused; two frontends, so that routers tell each other.
-    workers = replace(pool, replicas=4, mocker=replace(pool.mocker, num_gpu_blocks=80))
+    workers = replace(pool, replicas=4, mocker=replace(pool.mocker, num_gpu_blocks=40))
     frontend = replace(Deployment().frontend, http_workers=2, max_inflight_requests=48)
     deployment = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
     began_s = time.process_time()

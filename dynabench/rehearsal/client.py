@@ -11,6 +11,9 @@ import msgspec
 from dynabench.live.events import AnswerError, AnswerReader
 from dynabench.rehearsal.stage import PORT
 
+DONE = b"data: [DONE]"
+"""The last event of a stream."""
+
 
 class Question(msgspec.Struct, frozen=True):
     """A request that is sent."""
@@ -57,7 +60,7 @@ class Answer(asyncio.Protocol):
         self.error = ""
         """Why it failed, as the server or the connection says."""
         self.num_ends = 0
-        """How often it ended: by its last event, by an error, or by the connection."""
+        """How often it ended: by its last event, by an error, or by the connection that broke."""
         self.asked_s = self.first_s = self.ended_s = 0.0
         self.has_left = False
         self._body = b""
@@ -138,8 +141,8 @@ class Answer(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Read a part of the answer."""
+        self._body += data
         if self.status != 200:
-            self._body += data
             return
         try:
             self._reader.take(data)
@@ -163,6 +166,7 @@ class Answer(asyncio.Protocol):
             self._end(str(error))
             return
         self._end("")
+        self.num_ends = self._body.count(DONE)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""

@@ -79,7 +79,7 @@ HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker
 LEVELS: dict[Level, Rates] = {
     "none": Rates(0, (), 0.0),
     "light": Rates(2, LIGHT, 2.0),
-    "medium": Rates(5, MEDIUM, 15.0),
+    "medium": Rates(5, MEDIUM, 20.0),
     "harsh": Rates(12, HARSH, 40.0, kills_others=True),
 }
 START_AGAIN_S = (0.5, 3.0)
@@ -111,10 +111,9 @@ def _drawn(
             if kind == "kill" and rates.kills_others and rng.random() < 0.25:
                 target = rng.choice(others)
             return Fault(kind, at_s, rng.uniform(*START_AGAIN_S), target)
-        case "partition":
-            return Fault(kind, at_s, lasts_s, target, rng.choice([*others, DISCOVERY]))
-        case "half-open":
-            return Fault(kind, at_s, lasts_s, *rng.sample([target, rng.choice([*others, DISCOVERY])], 2))
+        case "partition" | "half-open":
+            ends = [*dict.fromkeys((target, rng.choice(workers), *others, DISCOVERY))]
+            return Fault(kind, at_s, lasts_s, *rng.sample(ends, 2))
         case "reset":
             return Fault(kind, at_s, 0.0, target, rng.choice(others))
         case "delay":

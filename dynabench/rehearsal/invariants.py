@@ -1,6 +1,6 @@
 """What holds in every rehearsal, whatever goes wrong. Each has a name and a sentence; docs/rehearsal.md lists them.
 
-while it runs    `Watch` looks at every program four times a second
+while it runs    `Watch` looks at every program, twenty times a second
 at its end       `of_answers` and the functions after it, once faults are over and leases of the dead have run out
 """
 
@@ -23,7 +23,7 @@ INVARIANTS = {
     "ends-once": "a request ends exactly once: with its last token, with an error, or as its client leaves",
     "right-text": "an answer has the text that it has without faults; one that breaks off has the beginning of it",
     "counted": "an answer has as many tokens as were asked for, and the usage states these and those of the prompt",
-    "bounded": "a request ends within its time: 10 s, and the patience of each fault that meets it",
+    "bounded": "a request ends within its time: 4 s, and the patience of each fault that meets it",
     "no-loss": "a request fails only if more faults meet it than it may migrate, all workers of a pool are affected at once, "
     "or its frontend or router is",
     "shed": "a frontend never has more requests in progress than its limit, and refuses none before it has that many",
@@ -40,15 +40,15 @@ INVARIANTS = {
 }
 """The sentence of each, by name."""
 
-OWN_S = 10.0
+OWN_S = 4.0
 """How long a request may take by itself (s)."""
-PATIENCE_S = 13.0
+PATIENCE_S = 12.0
 """How long a fault may delay a request: then a process that is silent is given up (s)."""
 TAIL_S = 13.0
 """How long after its end a fault may still affect requests: connections are made again, and leases run out (s)."""
-LOOK_S = 0.25
+LOOK_S = 0.05
 """How often the watch looks (s)."""
-ORPHAN_S = 0.5
+ORPHAN_S = 0.05
 """How long an engine may work at a request that is over for its client, while nothing is wrong (s)."""
 CALM_S = 15.0
 """After what time without faults nothing is wrong (s)."""
@@ -126,6 +126,7 @@ class Watch:
         self._answers = answers
         self._weather = weather
         self._limits = limits_of(stage)
+        self._by_id: dict[str, Answer] = {}
         self._found: dict[str, Violation] = {}
 
     @property
@@ -144,15 +145,20 @@ class Watch:
     def _look(self, now: float) -> Iterator[Violation]:
         for frontend in self._stage.running(self._stage.frontends):
             yield from _busy(frontend, self._limits[frontend.program.name])
-        over = self._over(now) if self._weather.is_calm(CALM_S) else set[str]()
+        is_calm = self._weather.is_calm(CALM_S)
         for worker in self._stage.running(self._stage.workers):
-            working = Counter(request_id for request_id in _requests(worker))
-            name = worker.program.name
-            yield from (Violation("once", f"{name} works {n} times at {id}") for id, n in working.items() if n > 1)
-            yield from (Violation("wanted", f"{name} works at {id}, which is over") for id in working if id in over)
+            name, working = worker.program.name, Counter(_requests(worker))
+            for id, count in working.items():
+                if count > 1:
+                    yield Violation("once", f"{name} works {count} times at {id}")
+                if is_calm and self._over_s(id, now) > ORPHAN_S:
+                    yield Violation("wanted", f"{name} works at {id}, which is over")
 
-    def _over(self, now: float) -> set[str]:
-        return {one.question.id for one in self._answers if one.ended_s and now - one.ended_s > ORPHAN_S}
+    def _over_s(self, id: str, now: float) -> float:
+        """Return for how long a request has been over for its client (s)."""
+        for answer in self._answers[len(self._by_id) :]:
+            self._by_id[answer.question.id] = answer
+        return now - self._by_id[id].ended_s if id in self._by_id and self._by_id[id].ended_s else 0.0
 
 
 def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
@@ -166,6 +172,9 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
         booked = sum(isinstance(id, int) for id in routing.core._booked)  # those of other routers have pairs
         if booked > num_open:
             yield Violation("booked", f"{name} has {booked} requests booked at {routing.address}, and {num_open} open")
+        index, ranks = routing.core.index, routing._following.ranks
+        if isinstance(index, PrefixIndex) and (strangers := [slot for slot in index._roots if slot not in ranks]):
+            yield Violation("known", f"{name} keeps the blocks of {len(strangers)} workers that it cannot route to")
         for instance_id, connection in routing._following.client._connections.items():
             most = max((len(stream.items) for stream in connection._streams.values()), default=0)
             if most > MOST_QUEUED:
