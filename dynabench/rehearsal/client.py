@@ -81,8 +81,8 @@ class Answer(asyncio.Protocol):
         return self._reader.num_tokens
 
     @property
-    def usage(self) -> tuple[int, int] | None:
-        """The numbers of tokens of the prompt and of the answer that the server states; None if it states none."""
+    def usage(self) -> tuple[int | None, int | None] | None:
+        """The numbers of tokens of the prompt and of the answer that the server states; None where it states none."""
         usage = self._reader.usage
         return None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
 

@@ -113,7 +113,8 @@ def _drawn(
             return Fault(kind, at_s, rng.uniform(*START_AGAIN_S), target)
         case "partition" | "half-open":
             ends = [*dict.fromkeys((target, rng.choice(workers), *others, DISCOVERY))]
-            return Fault(kind, at_s, lasts_s, *rng.sample(ends, 2))
+            target, other = rng.sample(ends, 2)
+            return Fault(kind, at_s, lasts_s, target, other)
         case "reset":
             return Fault(kind, at_s, 0.0, target, rng.choice(others))
         case "delay":

@@ -15,6 +15,8 @@ from dynabench.rehearsal.stage import Actor, Stage
 from foundation.ordered_set import OrderedSet
 from mocker.vllm.block_pool import BlockPool
 from serving.engines.mock.live import live_of
+from serving.life.flight import Flight
+from serving.life.leg import Leg
 from serving.router.index import PrefixIndex
 from serving.routing.live import LiveRouting
 from serving.runtime.address import INSTANCES, Instance
@@ -28,6 +30,7 @@ INVARIANTS = {
     "or its frontend or router is",
     "shed": "a frontend never has more requests in progress than its limit, and refuses none before it has that many",
     "booked": "a router never has more requests booked in a pool than its frontend has in progress",
+    "elsewhere": "a request that failed at a worker does not go there again while another is there",
     "once": "no engine works twice at one request",
     "wanted": "while nothing is wrong, no engine works at a request that is over for its client",
     "released": "when all requests are over, none is booked, in progress, in an engine, or has blocks, and no KV is held",
@@ -127,6 +130,8 @@ class Watch:
         self._weather = weather
         self._limits = limits_of(stage)
         self._by_id: dict[str, Answer] = {}
+        self._legs: dict[Leg, None] = {}  # the last that were seen, kept so that no other takes their place
+        self._ranks: dict[LiveRouting, set[int]] = {}  # the instances that were there then
         self._found: dict[str, Violation] = {}
 
     @property
@@ -145,6 +150,7 @@ class Watch:
     def _look(self, now: float) -> Iterator[Violation]:
         for frontend in self._stage.running(self._stage.frontends):
             yield from _busy(frontend, self._limits[frontend.program.name])
+            yield from self._placed(frontend)
         is_calm = self._weather.is_calm(CALM_S)
         for worker in self._stage.running(self._stage.workers):
             name, working = worker.program.name, Counter(_requests(worker))
@@ -153,6 +159,23 @@ class Watch:
                     yield Violation("once", f"{name} works {count} times at {id}")
                 if is_calm and self._over_s(id, now) > ORPHAN_S:
                     yield Violation("wanted", f"{name} works at {id}, which is over")
+
+    def _placed(self, frontend: Actor) -> Iterator[Violation]:
+        """Check where requests went since the last look, among the workers that were there then and are there now."""
+        there = set[int]()
+        for routing in _routings(frontend):
+            ranks = {rank.instance_id for rank in routing.ranks()}
+            if routing.stage != "prefill":
+                there |= ranks & self._ranks.get(routing, set())
+            self._ranks[routing] = ranks
+        for flight in _flights(frontend):
+            leg = flight.decode
+            if leg is None or leg.state != "sent" or leg in self._legs:
+                continue
+            self._legs[leg] = None
+            if leg.slot in flight.failed_at and (others := there.difference(flight.failed_at)):
+                where = f"worker {leg.slot:x}, where it had failed, and {len(others)} others are there"
+                yield Violation("elsewhere", f"{frontend.program.name} sent a request to {where}")
 
     def _over_s(self, id: str, now: float) -> float:
         """Return for how long a request has been over for its client (s)."""
@@ -179,6 +202,12 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
             most = max((len(stream.items) for stream in connection._streams.values()), default=0)
             if most > MOST_QUEUED:
                 yield Violation("memory", f"{name} keeps {most} items of worker {instance_id:x} for one client")
+
+
+def _flights(frontend: Actor) -> Iterator[Flight]:
+    """Yield the requests that a frontend answers."""
+    for response in () if frontend.handlers is None else frontend.handlers.answering._responses:
+        yield from (choice.attempts.flight for choice in response._accepted.choices)
 
 
 def _requests(worker: Actor) -> Iterator[str]:
@@ -389,7 +418,7 @@ def _known_blocks(name: str, routing: LiveRouting, workers: Mapping[int, Actor])
         worker, traits = workers.get(rank.instance_id), routing.traits(rank.instance_id)
         if worker is None or worker.engine is None or traits is None or not traits.has_kv_events:
             continue
-        pool = worker.engine.ranks[rank.dp_rank].engine._core.pool
+        pool = getattr(worker.engine.ranks[rank.dp_rank].engine._core, "pool", None)
         if not isinstance(pool, BlockPool):
             continue  # others cache parts of prompts, which an index of whole prefixes cannot have
         cached, known = set(pool._index), _held(index, slot)
