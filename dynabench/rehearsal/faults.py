@@ -141,7 +141,8 @@ def bursts(faults: Sequence[Fault], questions: Sequence[Question]) -> list[Quest
         if fault.kind == "overload" and questions:
             again = questions[len(found) % len(questions)]
             numbers = range(first + len(found), first + len(found) + round(fault.amount))
-            found += [Question(number, fault.at_s, again.prompt, again.max_tokens) for number in numbers]
+            calm = msgspec.structs.replace(again, at_s=fault.at_s, leaves_after=None, reads_slowly_s=0.0)
+            found += [msgspec.structs.replace(calm, number=number) for number in numbers]
     return found
 
 

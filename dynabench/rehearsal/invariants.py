@@ -373,8 +373,9 @@ def of_programs(stage: Stage) -> Iterator[Violation]:
 
 
 def of_discovery(stage: Stage) -> Iterator[Violation]:
-    """Check that discovery and frontends know exactly the workers that run, and what those have cached."""
-    running = {actor.program.name: actor for actor in stage.running(stage.workers)}
+    """Check that discovery and frontends know exactly the programs that take requests, and what those have cached."""
+    takers = [*stage.workers, *stage.routers]
+    running = {actor.program.name: actor for actor in stage.running(takers)}
     found = {
         instance.instance_id: instance.transport.removeprefix("memory:").partition("/")[0]
         for key, entry in stage.network.discovery.keys.items()
@@ -382,31 +383,37 @@ def of_discovery(stage: Stage) -> Iterator[Violation]:
         for instance in [Instance.parse(key, entry.value)]
     }
     for id, name in found.items():
-        if name in stage.workers and name not in running:
+        if name in takers and name not in running:
             yield Violation("forgotten", f"discovery knows {name} as instance {id:x}, which does not run")
     for name in running.keys() - found.values():
         yield Violation("reached", f"discovery does not know {name}, which runs")
-    workers = {id: running[name] for id, name in found.items() if name in running}
+    known = {id: running[name] for id, name in found.items() if name in running}
+    wanted = {id for id, name in found.items() if name in (stage.routers or running)}
     for frontend in stage.running(stage.frontends):
-        yield from _of_frontend(frontend, workers)
+        yield from _of_frontend(frontend, known, wanted)
 
 
-def _of_frontend(frontend: Actor, workers: Mapping[int, Actor]) -> Iterator[Violation]:
-    """Check what a frontend knows of the workers that run, by the ids of their instances."""
+def _of_frontend(frontend: Actor, known: Mapping[int, Actor], wanted: set[int]) -> Iterator[Violation]:
+    """Check what a frontend knows.
+
+    Args:
+        frontend: the frontend.
+        known: who runs, by the ids of their instances.
+        wanted: those that it has to route to: the routers, if there are any, else the workers.
+    """
     name, ids = frontend.program.name, set[int]()
     for models in frontend.frontend:
         for pool in models.pools():
             for card in pool.cards.values():
-                if card.instance_id not in workers:
+                if card.instance_id not in known:
                     yield Violation("forgotten", f"{name} has the card of {card.instance_id:x}, which does not run")
     for routing in _routings(frontend):
-        known = {instance.instance_id for instance in routing._following.client._known.values()}
-        for id in known - workers.keys():
-            yield Violation("forgotten", f"{name} knows worker {id:x}, which does not run")
+        for id in {instance.instance_id for instance in routing._following.client._known.values()} - known.keys():
+            yield Violation("forgotten", f"{name} knows instance {id:x}, which does not run")
         ids.update(rank.instance_id for rank in routing.ranks())
-        yield from _known_blocks(name, routing, workers)
-    for id in workers.keys() - ids:
-        yield Violation("reached", f"{name} cannot route to {workers[id].program.name}, instance {id:x}")
+        yield from _known_blocks(name, routing, known)
+    for id in wanted - ids:
+        yield Violation("reached", f"{name} cannot route to {known[id].program.name}, instance {id:x}")
 
 
 def _known_blocks(name: str, routing: LiveRouting, workers: Mapping[int, Actor]) -> Iterator[Violation]:

@@ -107,7 +107,8 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *(Violation("alive", said) for said in logged.defects),
         ]
         again = list[Answer]()
-        last = [Question(number, 0.0, [1, 2, 3], 4) for number in range(len(stage.frontends))]
+        model = deployment.pools[0].served_name
+        last = [Question(number, 0.0, [1, 2, 3], 4, model=model) for number in range(len(stage.frontends))]
         await asyncio.create_task(ask_all(last, stage.frontends, again), context=client.context())
         found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
     return Outcome(
