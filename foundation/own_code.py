@@ -1,16 +1,19 @@
 """A class of the user's own, named on the command line as `FILE.py` or `FILE.py:CLASS`."""
 
-import functools
 import importlib.util
 import inspect
 import re
 import sys
+from contextvars import ContextVar
 from types import ModuleType
 from typing import TypeVar
 
 from foundation.text import one_line
 
 T = TypeVar("T")
+
+MODULES: ContextVar[dict[str, ModuleType]] = ContextVar("own_code", default={})  # noqa: B039 (one for a whole process)
+"""Files that were run, by their paths. Whoever simulates several processes in one sets one for each."""
 
 
 def is_own(name: str) -> bool:
@@ -28,7 +31,7 @@ def base_and_additions(name: str) -> tuple[str, list[str]]:
 def own_class(name: str, kind: type[T]) -> type[T]:
     """Return the class that a name refers to: the only one of its kind in the file, or the one after the colon.
 
-    The file is run once in each process and must not change while the process lives.
+    The file is run once in each process (or simulated one) and must not change while the process lives.
 
     Raises:
         ValueError: the file cannot be run, or has no such class.
@@ -66,8 +69,14 @@ def _parts(name: str) -> tuple[str, str]:
     return (path, wanted) if colon and path.endswith(".py") else (name, "")
 
 
-@functools.cache
 def _module(path: str) -> ModuleType:
+    modules = MODULES.get()
+    if path not in modules:
+        modules[path] = _run(path)
+    return modules[path]
+
+
+def _run(path: str) -> ModuleType:
     name = f"own_code:{path}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None

@@ -208,6 +208,8 @@ def _store(deployment: Deployment, runtime: RuntimeConfig) -> list[Program]:
     size = kept_gib(deployment)
     if not size:
         return []
+    if runtime.discovery_backend == "memory":  # there, a program's host is its name, and its ports are its own
+        return [_store_program(KvStoreServiceConfig(kv_store_size=size, host=STORE), runtime)]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     return [_store_program(KvStoreServiceConfig(kv_store_size=size, port=port), runtime)]

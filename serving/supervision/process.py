@@ -12,6 +12,7 @@ import uvloop
 
 from serving.runtime.stopping import stop_on_signals
 from serving.runtime.tls import expect_lost_connections
+from serving.runtime.world import world
 from serving.supervision.child import READY, STATUS_BYTES
 from serving.supervision.group import STATUS_FD, SUPERVISED
 from serving.supervision.probes import probed
@@ -56,8 +57,10 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) ->
 def report_ready(known_as: str = "") -> None:
     """Report to our parent, or to probes, that this process does its work now, and the name by which others know it.
 
-    What it has loaded until now stays: cycles are not looked for there.
+    What it has loaded until now stays: cycles are not looked for there. A simulated process has neither parent nor probes.
     """
+    if world().is_virtual:
+        return
     gc.collect()
     gc.freeze()
     _report(b" ".join(filter(None, (READY, known_as.encode()))) + b"\n")

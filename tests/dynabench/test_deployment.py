@@ -14,6 +14,7 @@ from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.runtime.config import RuntimeConfig
+from serving.transfer.config import TransferRunConfig
 from serving.worker.config import ModelRunConfig, WorkerConfig
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -52,6 +53,15 @@ def test_the_share_of_tool_calls_reaches_the_workers_of_its_pool(tmp_path):
         AnswerConfig(),
     ]
     assert file.from_plain(file.as_plain(deployment)) == deployment
+
+
+def test_on_a_memory_network_workers_reach_the_store_at_its_node(tmp_path):
+    deployment = read(tmp_path, "pools: {a: {kv_offloading_size: 1}}\nkv_store: {kv_store_size: 4}")
+    runtime = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
+    store, worker, *_ = deployment_programs(deployment, runtime, namespace="n", descriptor=3)
+    (transfer,) = (each for each in worker.settings if isinstance(each, TransferRunConfig))
+    assert store.name == store.settings[0].host == "kv-store"
+    assert transfer.kv_store == f"kv-store:{store.settings[0].port}"
 
 
 def test_only_simulated_engines_have_a_share_of_tool_calls(tmp_path):

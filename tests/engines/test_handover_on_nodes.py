@@ -145,7 +145,11 @@ def on_site(talk, num_prefill=1, num_decode=1, **settings):
     return run(main(), max_s=1000.0)
 
 
-def test_a_prompt_is_handed_over_and_the_answer_is_that_of_one_worker():
+FLOWS = pytest.mark.parametrize("flow", ["source-first", "destination-first"])
+
+
+@FLOWS
+def test_a_prompt_is_handed_over_and_the_answer_is_that_of_one_worker(flow):
     async def talk(site):
         assert (await site.ask(prompt(1), 5))[0] == expected(prompt(1), 5)
         counts = site.transfers("decode-0")
@@ -153,7 +157,7 @@ def test_a_prompt_is_handed_over_and_the_answer_is_that_of_one_worker():
         assert counts.num_bytes == 60 * 131_072
         assert counts.seconds >= 0.0004
 
-    on_site(talk)
+    on_site(talk, flow=flow)
 
 
 def test_nodes_of_one_process_do_not_take_each_other_for_themselves():
@@ -175,8 +179,9 @@ async def in_transfer(site, **options):
     return asking
 
 
+@FLOWS
 @pytest.mark.parametrize("is_lost", [False, True], ids=["killed", "lost"])
-def test_kv_whose_prefill_worker_dies_on_its_way_ends_the_request(is_lost):
+def test_kv_whose_prefill_worker_dies_on_its_way_ends_the_request(is_lost, flow):
     async def talk(site):
         asking = await in_transfer(site)
         begun = now()
@@ -186,7 +191,7 @@ def test_kv_whose_prefill_worker_dies_on_its_way_ends_the_request(is_lost):
         assert site.transfers("decode-0").num_failed == 1
         return str(failed.value), now() - begun
 
-    why, after_s = on_site(talk, latency_ms=SLOW_MS)
+    why, after_s = on_site(talk, latency_ms=SLOW_MS, flow=flow)
     assert "the KV of its prompt did not arrive: reading from the prefill worker failed" in why
     assert after_s < (1.1 if not is_lost else 32.0)  # when its ticket is next looked at; or it is silent
 
@@ -201,7 +206,8 @@ def test_a_request_whose_prefill_worker_died_begins_again_at_another():
     assert on_site(talk, 2, latency_ms=SLOW_MS) == expected(prompt(1), 5)
 
 
-def test_a_decode_worker_that_dies_leaves_its_prefill_worker_with_nothing():
+@FLOWS
+def test_a_decode_worker_that_dies_leaves_its_prefill_worker_with_nothing(flow):
     async def talk(site):
         asking = await in_transfer(site)
         site.network.kill(site.network.nodes["decode-0"])
@@ -209,7 +215,7 @@ def test_a_decode_worker_that_dies_leaves_its_prefill_worker_with_nothing():
             await asking
         assert site.held("prefill-0")
 
-    on_site(talk, latency_ms=SLOW_MS)
+    on_site(talk, latency_ms=SLOW_MS, flow=flow)
 
 
 def test_a_prefill_worker_that_hangs_for_a_while_delays_the_request():
@@ -223,6 +229,19 @@ def test_a_prefill_worker_that_hangs_for_a_while_delays_the_request():
         return (await asking)[0]
 
     assert on_site(talk, latency_ms=SLOW_MS) == expected(prompt(1), 5)
+
+
+def test_nodes_leave_no_file_of_the_process_open():
+    async def talk(site):
+        for number in range(3):
+            await site.ask(prompt(number), 2)
+            site.network.kill(site.network.nodes["prefill-0"])
+            site.start("prefill-0", "prefill")
+            await asyncio.sleep(10.0)
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    assert on_site(talk) == before
 
 
 def digest(seed):

@@ -1,8 +1,10 @@
 """Nodes on a memory network, and each of its faults, on virtual time."""
 
 import asyncio
+import gc
 import hashlib
 import json
+import os
 import random
 import subprocess
 import sys
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from dynabench.rehearsal.loop import run
+from foundation.own_code import own_class
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import CallError, DistributedRuntime
@@ -19,6 +22,9 @@ from serving.runtime.memory.network import Network
 from serving.runtime.memory.node import Link
 from serving.runtime.memory.requests import HIGH_WATER_BYTES, MemoryRequests
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import SeededWorld, within
+from serving.supervision.group import STATUS_FD
+from serving.supervision.process import report_ready
 from tests.support.nodes import on
 
 TTL_S = 4.0
@@ -125,6 +131,36 @@ async def watched(discovery, prefix=""):
 
     await on(discovery.node, discovery.watch(prefix, on_change))
     return known
+
+
+def test_each_node_runs_the_users_code_for_itself(tmp_path):
+    (tmp_path / "mine.py").write_text("class Mine: pass")
+    network = network_of()
+
+    async def find():
+        return own_class(str(tmp_path / "mine.py"), object)
+
+    async def main():
+        one, other = network.node("one"), network.node("other")
+        first = await on(one, find())
+        assert await on(one, find()) is first
+        assert await on(other, find()) is not first
+        network.kill(one)
+        assert await on(network.node("one"), find()) is not first
+
+    run(main())
+
+
+def test_a_node_reports_to_no_parent_of_the_process_that_it_is_simulated_in(monkeypatch):
+    reading, writing = os.pipe()
+    monkeypatch.setenv(STATUS_FD, str(writing))
+    num_frozen = gc.get_freeze_count()
+    with within(SeededWorld(7, "worker")):
+        report_ready("worker")
+    os.close(writing)
+    assert os.read(reading, 100) == b""
+    assert gc.get_freeze_count() == num_frozen
+    os.close(reading)
 
 
 def test_code_of_no_node_cannot_connect():

@@ -15,7 +15,7 @@ from serving.transfer.agent import MAX_NOTICE_BYTES, Piece, TransferError
 from tests.support.waiting import until_async
 from tests.transfer.world import KINDS, MIB, PATIENCE_S, fill, pattern
 
-pytestmark = pytest.mark.parametrize("kind", KINDS)
+pytestmark = pytest.mark.parametrize("kind", [*KINDS, "memory"])  # TCP between nodes of a memory network
 LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 
 

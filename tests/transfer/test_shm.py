@@ -12,6 +12,7 @@ import uvloop
 from serving.transfer.agent import Piece, TransferError
 from serving.transfer.make import make_agent
 from serving.transfer.memory import Memory
+from tests.support.nodes import on
 from tests.support.waiting import until_async
 from tests.transfer.world import MIB, PATIENCE_S, TOKEN, fill, pattern
 
@@ -219,6 +220,15 @@ def test_an_idle_connection_whose_owner_goes_is_let_go_with_the_memory(world):
 
 def _is_open(name):
     return os.path.lexists(f"/proc/self/fd/{name}")
+
+
+def test_nodes_of_a_memory_network_share_no_memory(world):
+    async def main():
+        node = world.network.node("worker")
+        with pytest.raises(TransferError, match="nodes of a memory network share no memory for KV; choose tcp"):
+            await on(node, world.new_agent("shm").start())
+
+    uvloop.run(main())
 
 
 def test_who_connects_and_says_nothing_is_given_up(world, monkeypatch):

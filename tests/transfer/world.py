@@ -22,8 +22,7 @@ TOKEN = b"a token that the whole cluster knows"
 MIB = 1 << 20
 PATIENCE_S = 100.0
 
-KINDS = ["shm", "tcp", "memory"]
-"""`memory` is TCP between nodes of a memory network."""
+KINDS = ["shm", "tcp"]
 
 
 def pattern(num_bytes, start=0):

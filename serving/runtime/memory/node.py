@@ -13,8 +13,10 @@ from collections import deque
 from collections.abc import Callable
 from contextvars import Context, ContextVar, copy_context
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, Protocol
 
+from foundation.own_code import MODULES
 from serving.runtime.ports import RuntimeUnavailableError
 
 
@@ -27,6 +29,7 @@ class Node:
         self.kernel = kernel or self
         self.is_paused = False
         self.is_dead = False
+        self._own_code: dict[str, ModuleType] = {}
 
     def __repr__(self) -> str:
         """Return its name and state."""
@@ -36,6 +39,7 @@ class Node:
         """Return a copy of the current context in which code is this node's."""
         context = copy_context()
         context.run(NODE.set, self)
+        context.run(MODULES.set, self._own_code)
         return context
 
 
