@@ -11,6 +11,9 @@ import msgspec
 from dynabench.live.events import AnswerError, AnswerReader
 from dynabench.rehearsal.stage import PORT
 
+DONE = b"data: [DONE]"
+"""The last event of a stream."""
+
 
 class Question(msgspec.Struct, frozen=True):
     """A request that is sent."""
@@ -26,6 +29,11 @@ class Question(msgspec.Struct, frozen=True):
     """The client reads nothing for so long after the first bytes (s)."""
     model: str = "mock"
     """The model that is asked for."""
+
+    @property
+    def id(self) -> str:
+        """Its id, as engines know it, too."""
+        return f"question-{self.number}"
 
     @property
     def body(self) -> bytes:
@@ -48,11 +56,13 @@ class Answer(asyncio.Protocol):
     def __init__(self, question: Question) -> None:
         """Nothing came yet."""
         self.question = question
+        self.frontend = ""
+        """To which it was sent."""
         self.status = 0
         self.error = ""
         """Why it failed, as the server or the connection says."""
         self.num_ends = 0
-        """How often it ended: by its last event, by an error, or by the connection."""
+        """How often it ended: by its last event, by an error, or by the connection that broke."""
         self.asked_s = self.first_s = self.ended_s = 0.0
         self.has_left = False
         self._body = b""
@@ -68,10 +78,15 @@ class Answer(asyncio.Protocol):
         return str(message["content"] or "") if message is not None else ""
 
     @property
-    def num_tokens(self) -> int | None:
-        """The number of tokens that the server states; None if it states none."""
+    def num_tokens(self) -> int:
+        """The number of tokens that came."""
+        return self._reader.num_tokens
+
+    @property
+    def usage(self) -> tuple[int | None, int | None] | None:
+        """The numbers of tokens of the prompt and of the answer that the server states; None where it states none."""
         usage = self._reader.usage
-        return None if usage is None else usage.completion_tokens
+        return None if usage is None else (usage.prompt_tokens, usage.completion_tokens)
 
     @property
     def is_right(self) -> bool:
@@ -86,15 +101,18 @@ class Answer(asyncio.Protocol):
     async def ask(self, frontend: str) -> None:
         """Send the request to a frontend, and return once it is over."""
         loop = asyncio.get_running_loop()
-        self.asked_s = loop.time()
+        self.frontend, self.asked_s = frontend, loop.time()
         body = self.question.body
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {frontend}\r\ncontent-type: application/json\r\n"
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: {frontend}\r\nx-request-id: {self.question.id}\r\n"
         try:
             await loop.create_connection(lambda: self, frontend, PORT)
         except OSError as error:
             self._end(f"cannot connect: {error}")
             return
-        self._transport.write(f"{head}connection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body)
+        self._transport.write(
+            f"{head}content-type: application/json\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
         await self._over.wait()
 
     def connection_made(self, transport: Any) -> None:
@@ -125,8 +143,8 @@ class Answer(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         """Read a part of the answer."""
+        self._body += data
         if self.status != 200:
-            self._body += data
             return
         try:
             self._reader.take(data)
@@ -138,7 +156,9 @@ class Answer(asyncio.Protocol):
         self.status = self._parser.get_status_code()
 
     def on_message_complete(self) -> None:
-        """Check that the answer has an end."""
+        """Check that the answer has an end, unless it ended with an error."""
+        if self.error:
+            return
         if self.status != 200:
             self._end(f"HTTP {self.status}: {self._body.decode(errors='replace')}")
             return
@@ -148,6 +168,7 @@ class Answer(asyncio.Protocol):
             self._end(str(error))
             return
         self._end("")
+        self.num_ends = self._body.count(DONE)
 
     def connection_lost(self, error: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -161,14 +182,13 @@ class Answer(asyncio.Protocol):
         self._over.set()
 
 
-async def ask_all(questions: Sequence[Question], frontends: Sequence[str]) -> list[Answer]:
-    """Send each request at its time, to the frontends in turn; return what came of them once all are over."""
+async def ask_all(questions: Sequence[Question], frontends: Sequence[str], answers: list[Answer]) -> None:
+    """Send each request at its time, to the frontends in turn, until all are over; `answers` has what came of them so far."""
     loop = asyncio.get_running_loop()
-    start_s, answers, asking = loop.time(), [], []
-    for question in questions:
+    start_s, asking = loop.time(), []
+    for question in sorted(questions, key=lambda question: question.at_s):
         await asyncio.sleep(max(start_s + question.at_s - loop.time(), 0.0))
         answer = Answer(question)
         answers.append(answer)
         asking.append(asyncio.create_task(answer.ask(frontends[question.number % len(frontends)])))
     await asyncio.gather(*asking)
-    return answers

@@ -1,4 +1,7 @@
-"""Faults: what happens to a deployment while it is rehearsed, drawn from a seed."""
+"""Faults: what happens to a deployment while it is rehearsed, drawn from a seed.
+
+Programs that are rehearsed use no files, and KV has no contents, so slow or full disks and flipped bits do not happen.
+"""
 
 import asyncio
 import random
@@ -8,9 +11,9 @@ from typing import Literal
 
 import msgspec
 
-from dynabench.rehearsal.stage import Stage
-from serving.runtime.memory.network import DISCOVERY
-from serving.runtime.world import SeededWorld
+from dynabench.rehearsal.client import Question
+from dynabench.rehearsal.stage import Actor, Stage
+from serving.runtime.memory.network import DISCOVERY, Network
 
 Kind = Literal[
     "kill",
@@ -18,12 +21,17 @@ Kind = Literal[
     "restart",
     "pause",
     "partition",
+    "half-open",
     "reset",
     "delay",
     "lose-events",
+    "repeat-events",
     "discovery-away",
     "discovery-wiped",
+    "broker-away",
+    "broker-wiped",
     "clock-jump",
+    "overload",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
 
@@ -37,11 +45,11 @@ class Fault(msgspec.Struct, frozen=True):
     lasts_s: float
     """How long it lasts, or until a program that was killed is started again (s)."""
     target: str = ""
-    """The program; of a partition and a reset, one of the two."""
+    """The program; of a partition and a reset, one of the two; half-open, the one that the other does not hear."""
     other: str = ""
     """The other of the two."""
     amount: float = 0.0
-    """A share, or a time (s)."""
+    """A share, a time (s), or the requests that come at once."""
 
     def __str__(self) -> str:
         """Say what happens."""
@@ -58,24 +66,32 @@ class Rates(msgspec.Struct, frozen=True):
     kinds: tuple[Kind, ...]
     longest_s: float
     """Longest time that a fault lasts (s)."""
+    kills_others: bool = False
+    """Whether frontends and routers are killed, too: the clients of a frontend that is killed see their requests fail."""
 
 
-LIGHT: tuple[Kind, ...] = ("kill", "restart", "delay", "reset")
-MEDIUM: tuple[Kind, ...] = (*LIGHT, "lose-machine", "pause", "partition", "lose-events", "clock-jump")
+LIGHT: tuple[Kind, ...] = ("kill", "restart", "delay", "reset", "overload")
+MEDIUM: tuple[Kind, ...] = (
+    *LIGHT,
+    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events", "clock-jump"),
+)
+HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
     "none": Rates(0, (), 0.0),
     "light": Rates(2, LIGHT, 2.0),
-    "medium": Rates(5, MEDIUM, 6.0),
-    "harsh": Rates(12, (*MEDIUM, "discovery-away", "discovery-wiped"), 15.0),
+    "medium": Rates(5, MEDIUM, 20.0),
+    "harsh": Rates(12, HARSH, 40.0, kills_others=True),
 }
 START_AGAIN_S = (0.5, 3.0)
 """After what time a program that ended is started again (s)."""
+BURST = (20, 200)
+"""How many requests come at once."""
 
 
 def draw(
     rng: random.Random, level: Level, workers: Sequence[str], others: Sequence[str], duration_s: float
 ) -> list[Fault]:
-    """Draw what happens within a time (s); frontends and routers are not killed, as their clients would fail with them."""
+    """Draw what happens within a time (s)."""
     rates = LEVELS[level]
     if not rates.most:
         return []
@@ -91,31 +107,67 @@ def _drawn(
 ) -> Fault:
     at_s, lasts_s, target = rng.uniform(0.0, duration_s), rng.uniform(0.1, rates.longest_s), rng.choice(workers)
     match kind:
-        case "kill" | "lose-machine" | "restart":
+        case "kill" | "restart":
+            if kind == "kill" and rates.kills_others and rng.random() < 0.25:
+                target = rng.choice(others)
             return Fault(kind, at_s, rng.uniform(*START_AGAIN_S), target)
-        case "partition":
-            return Fault(kind, at_s, lasts_s, target, rng.choice([*others, DISCOVERY]))
+        case "partition" | "half-open":
+            ends = [*dict.fromkeys((target, rng.choice(workers), *others, DISCOVERY))]
+            target, other = rng.sample(ends, 2)
+            return Fault(kind, at_s, lasts_s, target, other)
         case "reset":
             return Fault(kind, at_s, 0.0, target, rng.choice(others))
         case "delay":
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.01, 0.5))
-        case "lose-events":
+        case "lose-events" | "repeat-events":
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.01, 0.3))
-        case "discovery-away" | "discovery-wiped":
-            return Fault(kind, at_s, lasts_s if kind == "discovery-away" else 0.0)
+        case "discovery-away" | "broker-away":
+            return Fault(kind, at_s, lasts_s)
+        case "discovery-wiped" | "broker-wiped":
+            return Fault(kind, at_s, 0.0)
         case "clock-jump":
             return Fault(
                 kind, at_s, 0.0, rng.choice([*workers, *others]), amount=rng.choice((-3600.0, -5.0, 5.0, 3600.0))
             )
-    return Fault(kind, at_s, lasts_s, target)  # pause
+        case "overload":
+            return Fault(kind, at_s, 0.0, amount=rng.randint(*BURST))
+    return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause
+
+
+def bursts(faults: Sequence[Fault], questions: Sequence[Question]) -> list[Question]:
+    """Return what overloads ask: one of the questions, again and again at once. They have numbers after all others."""
+    first, found = max((asked.number for asked in questions), default=0) + 1, list[Question]()
+    for fault in faults:
+        if fault.kind == "overload" and questions:
+            again = questions[len(found) % len(questions)]
+            numbers = range(first + len(found), first + len(found) + round(fault.amount))
+            calm = msgspec.structs.replace(again, at_s=fault.at_s, leaves_after=None, reads_slowly_s=0.0)
+            found += [msgspec.structs.replace(calm, number=number) for number in numbers]
+    return found
 
 
 class Weather:
-    """What the network does to messages now."""
+    """What is wrong now."""
 
     def __init__(self) -> None:
         self.delays: list[float] = []
         """The longest additional delays of faults that are in force (s)."""
+        self.num_faults = 0
+        """Faults in force."""
+        self._calm_s = 0.0  # when the last ended
+
+    def begin(self) -> None:
+        """A fault has begun."""
+        self.num_faults += 1
+
+    def end(self) -> None:
+        """A fault has ended."""
+        self.num_faults -= 1
+        self._calm_s = asyncio.get_running_loop().time()
+
+    def is_calm(self, for_s: float) -> bool:
+        """Return whether nothing has been wrong for a time (s)."""
+        return not self.num_faults and asyncio.get_running_loop().time() - self._calm_s >= for_s
 
     def delay(self, sender: str, receiver: str, rng: random.Random) -> float:
         """Return how long a message takes (s): 0.2 to 0.7 ms, and one in a hundred longer while delays are in force."""
@@ -130,10 +182,12 @@ async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_
     async def happen(fault: Fault) -> None:
         await asyncio.sleep(max(start_s + fault.at_s - asyncio.get_running_loop().time(), 0.0))
         if (undo := _begin(fault, stage, weather)) is None:
-            return  # its program does not run now
+            return  # its program does not run now, or there is no such server
+        weather.begin()
         on_event(f"{fault.kind} {fault.target}".strip())
         await asyncio.sleep(fault.lasts_s)
         undo()
+        weather.end()
         on_event(f"end of {fault.kind} {fault.target}".strip())
 
     await asyncio.gather(*(happen(fault) for fault in faults))
@@ -142,25 +196,12 @@ async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_
 def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object] | None:
     """Begin a fault; return what ends it, or None if it cannot happen now."""
     network, name = stage.network, fault.target
-    actor = next(stage.running([name]), None)
-    if name and actor is None:
-        return None
     match fault.kind:
-        case "kill" | "lose-machine":
-            assert actor is not None
-            stage.kill(name, is_lost=fault.kind == "lose-machine")
-            return partial(stage.start_again, actor)
-        case "restart":
-            assert actor is not None
-            stage.stop(name)
-            return partial(stage.start_again, actor)
-        case "pause":
-            assert actor is not None
-            node = actor.node
-            network.pause(node)
-            return lambda: network.resume(node) if not node.is_dead else None
         case "partition":
             network.partition([name], [fault.other])
+            return lambda: network.mend([name], [fault.other])
+        case "half-open":
+            network.cut([name], [fault.other])
             return lambda: network.mend([name], [fault.other])
         case "reset":
             network.reset(name, fault.other)
@@ -168,16 +209,47 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             weather.delays.append(fault.amount)
             return lambda: weather.delays.remove(fault.amount)
         case "lose-events":
-            network.event_loss = min(network.event_loss + fault.amount, 1.0)
-            return lambda: setattr(network, "event_loss", max(network.event_loss - fault.amount, 0.0))
-        case "discovery-away":
-            if network.discovery.is_away:
+            return _more(network, "event_loss", fault.amount)
+        case "repeat-events":
+            return _more(network, "event_repeats", fault.amount) if network.broker else None
+        case "discovery-away" | "broker-away":
+            server = network.discovery if fault.kind == "discovery-away" else network.broker
+            if server is None or server.is_away:
                 return None
-            network.discovery.go_away()
-            return network.discovery.come_back
+            server.go_away()
+            return server.come_back
         case "discovery-wiped":
             network.discovery.wipe()
-        case "clock-jump":
-            assert actor is not None and isinstance(actor.world, SeededWorld)
-            actor.world.jump(fault.amount)
+        case "broker-wiped":
+            if network.broker is None:
+                return None
+            network.broker.wipe()
+        case "overload":
+            pass  # see `bursts`
+        case "clock-jump" | "kill" | "lose-machine" | "restart" | "pause":
+            actor = next(stage.running([name]), None)
+            return None if actor is None else _harm(fault, actor, stage)
     return lambda: None
+
+
+def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
+    """Let something happen to a program that runs; return what ends it."""
+    network, node = stage.network, actor.node
+    match fault.kind:
+        case "pause":
+            network.pause(node)
+            return lambda: network.resume(node) if not node.is_dead else None
+        case "clock-jump":
+            actor.world.jump(fault.amount)
+            return lambda: None
+        case "restart":
+            stage.stop(fault.target)
+        case _:
+            stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
+    return partial(stage.start_again, actor)
+
+
+def _more(network: Network, share: str, amount: float) -> Callable[[], object]:
+    """Raise a share of the network's; return what lowers it again."""
+    setattr(network, share, getattr(network, share) + amount)
+    return lambda: setattr(network, share, max(getattr(network, share) - amount, 0.0))

@@ -16,11 +16,12 @@ import contextlib
 import gc
 import heapq
 import inspect
+import logging
 import math
 import threading
 import warnings
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, copy_context
 from typing import Any, Never, TypeVar
 
@@ -164,8 +165,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self.is_closed():
             left = [task for task in self._tasks if not task.done()]
             super().close()
-            for task in left:
-                _bury(task)
+            with _unheard():
+                for task in left:
+                    _bury(task)
             self._tasks.clear()
             self._held.clear()
             self._kept.clear()
@@ -332,6 +334,17 @@ def _bury(task: asyncio.Task[Any]) -> None:
                 break
             with contextlib.suppress(BaseException):
                 coroutine.close()
+
+
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """Log nothing."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _describe(handle: Any) -> str:

@@ -10,22 +10,31 @@ from typing import Any
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.rehearsal import invariants
 from dynabench.rehearsal.client import Answer, Question, ask_all
-from dynabench.rehearsal.faults import Fault, Level, Weather, carry_out, draw
-from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.faults import Fault, Weather, bursts, carry_out
+from dynabench.rehearsal.invariants import (
+    Met,
+    Violation,
+    Watch,
+    at_rest,
+    limits_of,
+    of_answers,
+    of_discovery,
+    of_failures,
+    of_programs,
+)
 from dynabench.rehearsal.loop import VirtualLoopError, run
 from dynabench.rehearsal.stage import Stage
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
+BROKERED = 0.25
+"""The share of seeds with which requests and events go over a server, as with NATS."""
 UP_S = 5.0
 """Within this time after the start every worker is known (s)."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
-BOUND_S = 120.0
-"""How long a request may take, whatever happens (s)."""
-LONGEST_S = 1000.0
+LONGEST_S = 2000.0
 """How long a rehearsal may take (s)."""
 
 
@@ -52,15 +61,6 @@ class Outcome(msgspec.Struct, frozen=True):
     """The faults that happened."""
 
 
-def drawn(
-    seed: int, level: Level, stage_of: Deployment, questions: Sequence[Question], names: tuple[list[str], list[str]]
-) -> Rehearsal:
-    """Draw a rehearsal from a seed."""
-    rng = random.Random(f"faults {seed}")
-    duration_s = max((one.at_s for one in questions), default=0.0)
-    return Rehearsal(seed, list(questions), draw(rng, level, *names, duration_s))
-
-
 def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None) -> Outcome:
     """Carry out a rehearsal.
 
@@ -81,41 +81,55 @@ def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str]
 
 
 async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged") -> Outcome:
-    loop, weather = asyncio.get_running_loop(), Weather()
-    network = Network(random.Random(f"network {rehearsal.seed}"), delay=weather.delay)
+    loop, weather, faults = asyncio.get_running_loop(), Weather(), rehearsal.faults
+    rng = random.Random(f"network {rehearsal.seed}")
+    network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
     stage = Stage(deployment, rehearsal.seed, network)
     stage.start()
-    began_s, happened = loop.time(), list[str]()
+    start_s, happened, answers = loop.time(), list[str](), list[Answer]()
     await asyncio.sleep(UP_S)
-    client = network.node("client")
+    client, met = network.node("client"), _met(deployment, stage, faults)
+    watch = Watch(stage, answers, weather)
+    watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")):
-        asking = asyncio.create_task(ask_all(rehearsal.questions, stage.frontends), context=client.context())
-        blowing = asyncio.create_task(carry_out(rehearsal.faults, stage, weather, happened.append))
-        answers = await asking
-        await blowing
+        questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
+        asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
+        await asyncio.gather(asking, carry_out(faults, stage, weather, happened.append))
         await asyncio.sleep(SETTLE_S)
+        watching.cancel()
         found = [
-            *invariants.of_answers(answers, texts, BOUND_S),
-            *invariants.of_failures(answers, may_fail=bool(rehearsal.faults)),
-            *invariants.at_rest(stage),
-            *invariants.of_programs(stage),
-            *invariants.of_discovery(network, stage),
+            *watch.violations,
+            *of_answers(answers, texts, met),
+            *of_failures(answers, met, limits_of(stage)),
+            *at_rest(stage),
+            *of_programs(stage),
+            *of_discovery(stage),
             *(Violation("alive", said) for said in logged.defects),
         ]
-        last = Question(-1, 0.0, [1, 2, 3], 4, model=deployment.pools[0].served_name)
-        again = await asyncio.create_task(
-            ask_all([last] * len(stage.frontends), stage.frontends), context=client.context()
-        )
+        again = list[Answer]()
+        model = deployment.pools[0].served_name
+        last = [Question(number, 0.0, [1, 2, 3], 4, model=model) for number in range(len(stage.frontends))]
+        await asyncio.create_task(ask_all(last, stage.frontends, again), context=client.context())
         found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
     return Outcome(
         rehearsal.seed,
         found,
         _digest(answers),
-        loop.time() - began_s,
+        loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         sum(bool(answer.error) for answer in answers),
         happened,
     )
+
+
+def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
+    """Return what decides which requests may fail, now that requests are sent."""
+    pools = [
+        {name for name in stage.workers if stage.programs[name].settings[0].role == role}
+        for role in dict.fromkeys(pool.role for pool in deployment.pools)
+    ]
+    limit = min(pool.worker.migration_limit for pool in deployment.pools)
+    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit)
 
 
 def _digest(answers: Sequence[Answer]) -> str:

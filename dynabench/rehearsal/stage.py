@@ -20,6 +20,7 @@ from dynabench.rehearsal.tcp import MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import Mocker
+from serving.frontend.app import Frontend
 from serving.frontend.models import Models
 from serving.frontend.server import serve_frontend
 from serving.routing.service import RouterService
@@ -53,6 +54,8 @@ class Actor:
     task: asyncio.Task[None]
     frontend: "list[Models]" = field(default_factory=list)
     """Of a frontend: its models, once it has begun."""
+    handlers: Frontend | None = None
+    """Of a frontend: its handlers, once it serves."""
     engine: Mocker | None = None
     """Of a worker: its engine."""
 
@@ -163,7 +166,11 @@ async def _frontend(actor: list[Actor], stopping: asyncio.Event) -> None:
         models = Models(runtime, config, router, disaggregation)
         me.frontend.append(models)
         listener: Any = MemorySocket(me.program.name, PORT)
-        await serve_frontend(runtime, config, models, listener)
+
+        def see(handlers: Frontend) -> None:
+            me.handlers = handlers
+
+        await serve_frontend(runtime, config, models, listener, see=see)
 
 
 async def _mocker(actor: list[Actor], stopping: asyncio.Event) -> None:

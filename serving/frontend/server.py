@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -30,10 +31,24 @@ GROUP = "DYNABENCH_FRONTEND_GROUP"
 
 
 async def serve_frontend(
-    runtime: DistributedRuntime, config: FrontendConfig, models: Models, listener: socket.socket
+    runtime: DistributedRuntime,
+    config: FrontendConfig,
+    models: Models,
+    listener: socket.socket,
+    *,
+    see: Callable[[Frontend], object] = lambda _: None,
 ) -> None:
-    """Serve HTTP until the process is asked to end; then let requests in progress finish."""
+    """Serve HTTP until the process is asked to end; then let requests in progress finish.
+
+    Args:
+        runtime: connected to the network.
+        config: how to serve.
+        models: what to serve.
+        listener: where.
+        see: is called with the handlers, for whoever watches the requests in progress.
+    """
     frontend = Frontend(models, config, await _siblings(runtime), runtime.outages)
+    see(frontend)
     await _count_for_siblings(runtime, frontend)
     await models.start()
     try:

@@ -310,11 +310,13 @@ class Flight:
         if not kind and (prefill is None or prefill.state == "over"):
             self.is_over = True
             return ANSWER
+        if prefill is not None and kind == "invalid":
+            kind = "engine"  # what one worker passes to the other is not the client's fault
+        if prefill is not None and kind == "engine" and prefill.state == "gone":
+            kind = "lost"  # the KV went with its worker, and can be computed elsewhere
         if prefill is not None and prefill.slot is not None and kind in ("lost", "overloaded"):
             assert life is not None
             life.failed_at.add(prefill.slot)  # either may be the cause: try neither again
-        if prefill is not None and kind == "invalid":
-            kind = "engine"  # what one worker passes to the other is not the client's fault
         return self._after(message, kind, decode, now, is_full=is_full)
 
     def prefill_failed(self, now: float, message: str, kind: str) -> Effects:

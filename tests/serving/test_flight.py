@@ -390,6 +390,18 @@ def test_a_prompt_that_was_computed_is_not_sent_again_to_the_worker_that_compute
     assert world.ends == [Answer("stop")]
 
 
+def test_kv_that_went_with_its_worker_is_computed_again():
+    world = World(Terms(limit=1), num_workers=2)
+    world.begin()
+    world.end_prefill()
+    world.lose(world.flight.prefill.slot)
+    world.end_decode("engine")
+    assert not world.is_over
+    assert world.flight.num_migrations == 1
+    world.finish()
+    assert world.ends == [Answer("stop")]
+
+
 def test_patience_that_began_again_does_not_end_when_the_first_would_have():
     world = World(Terms(limit=3), num_workers=0)
     for worker, now in (("first", 0.0), ("second", 20.0)):

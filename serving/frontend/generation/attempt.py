@@ -212,7 +212,10 @@ class Attempts:
         limit = call.request.conditions.max_tokens
         self._request = self._request.after(call.tokens)
         is_full = limit is not None and call.num_received >= limit
-        self._act(self.flight.ended(self._loop.time(), end.error, end.kind, is_full=is_full))
+        now, leg = self._loop.time(), self.flight.prefill
+        if leg is not None and leg.state == "kept" and _call_of(leg).is_lost:
+            self._act(self.flight.lost(leg, now))
+        self._act(self.flight.ended(now, end.error, end.kind, is_full=is_full))
         self._raise_if_failed()
         return self._finish_reason
 

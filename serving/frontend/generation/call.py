@@ -137,6 +137,11 @@ class WorkerCall:
         rank, role = self.placement.rank, self._workers.stage
         return f"{role} worker {rank.instance_id:x}" + (f", rank {rank.dp_rank}" if rank.dp_rank else "")
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its worker was lost before the call ended, and with it what it kept."""
+        return self._stream is not None and self._stream.end is not None and self._stream.end.kind == "lost"
+
     def stamps(self) -> dict[str, float]:
         """Return when things happened at the worker, by the process's performance counter."""
         return {name: self.sent_s + at for name, at in self.times.items()}

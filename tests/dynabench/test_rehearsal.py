@@ -1,0 +1,154 @@
+"""What rehearsals find, and do not find, in the live code."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.mutations import MUTATIONS
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
+from dynabench.rehearsal.client import Answer, Question
+from dynabench.rehearsal.faults import Fault, bursts
+from dynabench.rehearsal.invariants import Met, of_answers, of_failures
+from dynabench.rehearsal.run import Rehearsal
+from mocker import EngineConfig
+from serving.frontend.config import FrontendConfig
+
+ROOT = Path(__file__).parents[2]
+SMALL = EngineConfig(num_gpu_blocks=40)
+WORKERS = Deployment(
+    router_mode="kv",
+    pools=(Pool(replicas=4, mocker=SMALL),),
+    frontend=FrontendConfig(http_workers=2, max_inflight_requests=48),
+)
+HANDS_OVER = Deployment(
+    router_mode="kv",
+    pools=(Pool(name="prefill", role="prefill", replicas=2), Pool(name="decode", role="decode", replicas=2)),
+)
+
+
+@pytest.mark.parametrize(("level", "seed"), [("none", 0), ("light", 1), ("medium", 2), ("harsh", 3)])
+def test_nothing_is_violated(level, seed):
+    _, outcome = carry_out(Plan(WORKERS, level, 30, 12.0), seed)
+    assert outcome.violations == []
+
+
+@pytest.mark.parametrize("seed", [4, 7])
+def test_nothing_is_violated_where_requests_are_handed_over(seed):
+    _, outcome = carry_out(Plan(HANDS_OVER, "medium", 30, 12.0), seed)
+    assert outcome.violations == []
+
+
+DIGEST = """
+from tests.dynabench.test_rehearsal import WORKERS
+from dynabench.rehearsal.all_seeds import Plan, carry_out
+rehearsal, outcome = carry_out(Plan(WORKERS, "light", 15, 12.0), 5)
+print(outcome.digest, len(rehearsal.faults))
+"""
+
+
+def test_a_seed_is_the_same_run_each_time_whatever_seed_hashes_have():
+    rehearsal, outcome = carry_out(Plan(WORKERS, "light", 15, 12.0), 5)
+    assert rehearsal.faults
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGEST], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
+        )
+        assert done.stdout.split() == [outcome.digest, str(len(rehearsal.faults))]
+
+
+@pytest.mark.parametrize(
+    ("name", "invariant"), [("lost-release", "booked"), ("no-removals", "known"), ("double-end", "ends-once")]
+)
+def test_a_planted_bug_is_found(name, invariant):
+    command = [sys.executable, "benchmarks/mutations.py", "--hunt", name, "--seeds", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert invariant in json.loads(done.stdout)["all"]
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_what_a_planted_bug_replaces_is_there_once(mutation):
+    spec = importlib.util.find_spec(mutation.module)
+    assert spec is not None
+    assert Path(spec.origin).read_text().count(mutation.old) == 1
+
+
+def test_kv_that_a_broken_connection_withdraws_is_computed_again():
+    """The prefill worker withdraws it while its decode worker is cut off and does not know of the request yet."""
+    faults = [
+        Fault("partition", 0.0, 9.5, "frontend", "decode-0"),
+        Fault("partition", 0.0, 9.5, "frontend", "decode-1"),
+        Fault("reset", 0.8, 0.0, "prefill-0", "frontend"),
+        Fault("reset", 0.8, 0.0, "prefill-1", "frontend"),
+    ]
+    outcome = replay(HANDS_OVER, Rehearsal(0, [Question(0, 0.01, [97] * 100, 20, model="mock")], faults))
+    assert (outcome.violations, outcome.num_failed) == ([], 0)
+
+
+# What invariants say
+
+
+def answer(number=0, *, asked_s=100.0, ended_s=101.0, status=200, error=""):
+    found = Answer(Question(number, 0.0, [1, 2, 3], 4))
+    found.frontend, found.asked_s, found.ended_s, found.status, found.error = (
+        *("frontend", asked_s, ended_s),
+        *(status, error),
+    )
+    return found
+
+
+def met(*faults):
+    return Met(faults, 100.0, [{"worker-0", "worker-1"}], ["frontend"], 1)
+
+
+def names(violations):
+    return [violation.invariant for violation in violations]
+
+
+KILL, OTHER = Fault("kill", 0.5, 1.0, "worker-0"), Fault("kill", 0.6, 1.0, "worker-1")
+
+
+@pytest.mark.parametrize(
+    ("faults", "excused"),
+    [
+        ([], False),
+        ([KILL], False),
+        ([Fault("delay", 0.5, 1.0, amount=0.1)], False),
+        ([KILL, Fault("reset", 0.6, 0.0, "worker-0", "frontend")], True),  # more than it may migrate
+        ([Fault("kill", 0.5, 1.0, "frontend")], True),
+        ([Fault("kill", 50.0, 1.0, "worker-0"), Fault("kill", 50.0, 1.0, "worker-1")], False),  # later
+        ([KILL, OTHER], True),
+    ],
+)
+def test_a_request_may_fail_only_if_it_could_not_be_saved(faults, excused):
+    failed = of_failures([answer(error="the worker is gone")], met(*faults), {"frontend": 10})
+    assert names(failed) == ([] if excused else ["no-loss"])
+
+
+def test_a_frontend_refuses_only_when_it_is_full():
+    refused = answer(9, status=429, error="HTTP 429")
+    assert names(of_failures([refused], met(), {"frontend": 1})) == ["shed"]
+    assert names(of_failures([refused, answer(1, ended_s=103.0)], met(), {"frontend": 1})) == []
+
+
+def test_a_request_that_takes_longer_than_its_faults_explain_is_late():
+    slow = answer(ended_s=110.0)
+    slow.num_ends, slow.has_left = 1, True
+    assert names(of_answers([slow], {}, met())) == ["bounded"]
+    assert names(of_answers([slow], {}, met(Fault("pause", 0.5, 20.0, "worker-0")))) == []
+
+
+def test_an_overload_asks_what_was_asked_before_at_once():
+    asked = [Question(number, float(number), [number], 3, leaves_after=1) for number in range(3)]
+    found = bursts([Fault("overload", 1.5, 0.0, amount=2), KILL, Fault("overload", 2.5, 0.0, amount=1)], asked)
+    assert [(one.number, one.at_s, one.prompt, one.leaves_after) for one in found] == [
+        (3, 1.5, [0], None),
+        (4, 1.5, [0], None),
+        (5, 2.5, [2], None),
+    ]
