@@ -159,8 +159,9 @@ class MockEngine:
             self._intake.close()
 
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
-        now = self._now()  # uvloop's own clock only counts milliseconds
+        now, settled = self._now(), world().settled  # uvloop's own clock only counts milliseconds
         while True:
+            await settled()
             self._bell.clear()  # a ring from here on may be too late for this step
             try:
                 step = engine.schedule(now)
