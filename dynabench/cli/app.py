@@ -32,6 +32,10 @@ COMMANDS = {
     "plan": ("plan:plan", "Find the fewest GPUs, or the cheapest, whose layout meets the limits."),
     "serve": ("serve:serve", "Serve a deployment: a frontend, the router and workers as one supervised group."),
     "vllm": ("stand_in:vllm", "Stand in for vllm serve: its flags, HTTP and metrics, in one process, without a GPU."),
+    "rehearse": (
+        "rehearse:rehearse",
+        "Run a deployment's live code on virtual time, with faults from seeds, and check what must always hold.",
+    ),
     "kubernetes": ("kubernetes:kubernetes", "Write the manifests that run a deployment in a Kubernetes cluster."),
     "workload": ("workload:workload_app", "Inspect, generate, change and convert workloads."),
     "report": ("results:report", "Write the summary, charts and report of a results folder again."),

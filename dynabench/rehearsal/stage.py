@@ -7,6 +7,7 @@ the network, the clocks and the randomness below it are simulated.
 """
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -54,6 +55,16 @@ class Actor:
     """Of a frontend: its models, once it has begun."""
     engine: Mocker | None = None
     """Of a worker: its engine."""
+
+
+def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
+    """Return the names of a deployment's workers, and of its other programs.
+
+    Raises:
+        UserError: one of them cannot run in virtual time.
+    """
+    stage = Stage(deployment, 0, Network(random.Random(0)))
+    return stage.workers, [name for name in stage.programs if name not in stage.workers]
 
 
 class Stage:

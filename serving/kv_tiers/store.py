@@ -40,7 +40,8 @@ from serving.kv_tiers.wire import (
 from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 from serving.transfer.door import Door
-from serving.transfer.proven import Token, listen, prove
+from serving.transfer.network import listen
+from serving.transfer.proven import Token, prove
 from serving.transfer.stream import Stream
 from serving.transfer.wire import DONE, ID_BYTES
 
@@ -142,10 +143,9 @@ class StoreServer:
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error
             raise TierError(f"port {port} on {host} cannot be used: {why}; choose another with --port") from error
-        port = int(listener.getsockname()[1])
-        self._place = place_of(port)
+        self._place = place_of(listener.port)
         self._door.open(listener)
-        return port
+        return listener.port
 
     async def close(self) -> None:
         """Hang up on everybody and forget everything."""

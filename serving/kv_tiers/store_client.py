@@ -44,7 +44,8 @@ from serving.kv_tiers.wire import (
 from serving.runtime.threads import in_thread
 from serving.runtime.world import world
 from serving.transfer.agent import TransferError
-from serving.transfer.proven import Token, connect, prove
+from serving.transfer.network import connect
+from serving.transfer.proven import Token, prove
 from serving.transfer.stream import Stream
 from serving.transfer.wire import ID_BYTES
 

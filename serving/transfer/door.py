@@ -1,15 +1,15 @@
-"""A listening socket that anybody may connect to: who may enter, how many at once, and how long they may stay silent.
+"""A port or socket that anybody may connect to: who may enter, how many at once, and how long they may stay silent.
 
 It has no threads: the connections take turns. So one that stops reading or writing delays nobody else.
 """
 
 import asyncio
 import logging
-import socket
 from collections.abc import Awaitable, Callable
 
 from serving.transfer.agent import TransferError
 from serving.transfer.links import MAX_LINKS
+from serving.transfer.network import Listener
 from serving.transfer.stream import Stream
 from serving.transfer.wire import ID_BYTES
 
@@ -44,12 +44,11 @@ class Door:
         self._serve = serve
         self._unproven: dict[asyncio.Task[None], None] = {}  # the oldest first, here and below
         self._proven: dict[asyncio.Task[None], bytes] = {}  # with the ids of their callers
-        self._listener: socket.socket | None = None
+        self._listener: Listener | None = None
         self._accepting: asyncio.Task[None] | None = None
 
-    def open(self, listener: socket.socket) -> None:
+    def open(self, listener: Listener) -> None:
         """Let callers in; from now on this object owns the listener."""
-        listener.setblocking(False)
         self._listener = listener
         self._accepting = asyncio.create_task(self._accept(listener))
 
@@ -62,17 +61,16 @@ class Door:
         if self._listener is not None:
             self._listener.close()
 
-    async def _accept(self, listener: socket.socket) -> None:
+    async def _accept(self, listener: Listener) -> None:
         while True:
             try:
-                connection, _ = await asyncio.get_running_loop().sock_accept(listener)
+                stream = Stream(await listener.accept())
             except OSError as error:  # no file handles are left now, but there will be
                 log.warning("a connection for KV could not be accepted: %s", error)
                 await asyncio.sleep(1.0)
                 continue
             if len(self._unproven) >= MAX_UNPROVEN:
                 self._drop(next(iter(self._unproven)))
-            stream = Stream(connection)
             task = asyncio.create_task(self._attend(stream))
             self._unproven[task] = None
             task.add_done_callback(lambda task, stream=stream: self._end(task, stream))  # type: ignore[misc]

@@ -84,16 +84,16 @@ class Links(Generic[Address]):
         if not peer.idle:
             return None
         link = peer.idle.pop()
-        asyncio.get_running_loop().remove_reader(link.stream.socket)
+        link.stream.connection.unwatch()
         return link
 
     def _keep(self, id: str, peer: Peer, link: Link) -> None:
         peer.idle.append(link)
-        asyncio.get_running_loop().add_reader(link.stream.socket, self._lose, id, peer, link)
+        link.stream.connection.watch(lambda: self._lose(id, peer, link))
 
     def _lose(self, id: str, peer: Peer, link: Link) -> None:
         """An idle connection became readable: its owner is gone, or sent something that we did not ask for."""
-        asyncio.get_running_loop().remove_reader(link.stream.socket)
+        link.stream.connection.unwatch()
         peer.idle.remove(link)
         link.close()
         self._forget(id, peer)

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from serving.runtime.memory.node import NODE
 from serving.transfer.agent import Agent
 from serving.transfer.config import Transport
 from serving.transfer.memory_agent import MemoryAgent
@@ -25,7 +26,8 @@ def make_agent(
     """Return an agent; the caller starts it in a running loop, and closes it.
 
     Args:
-        kind: `auto` is shared memory to agents on this host and, if there is a token, TCP to the others.
+        kind: `auto` is shared memory to agents on this host and, if there is a token, TCP to the others; nodes of a memory
+            network have TCP alone.
         num_bytes: the size of its memory.
         on_notice: is called in the loop with each notice; one may arrive twice, or late.
         folder: for shared memory: where its socket will be; nobody else may write there.
@@ -42,5 +44,6 @@ def _ways(kind: Transport, folder: Path | None, host: str, token: Token | None) 
         case "tcp":
             return [Tcp(host, token)]
         case "auto":
-            near: list[Way[Any]] = [Shm(folder)] if sys.platform == "linux" else []
+            has_shm = sys.platform == "linux" and NODE.get() is None
+            near: list[Way[Any]] = [Shm(folder)] if has_shm else []
             return near if near and token is None else [*near, Tcp(host, token)]

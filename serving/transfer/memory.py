@@ -17,10 +17,14 @@ if sys.platform == "linux":
 
 
 class Memory:
-    """Memory without a name. If the system supports it, others read it through a handle that its owner sends them."""
+    """Memory without a name. Processes on the same host may read it through a handle that its owner sends them."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, *, has_handle: bool = True) -> None:
         """Allocate it; pages that were never written cost nothing.
+
+        Args:
+            num_bytes: its size.
+            has_handle: whether others may get a handle of it, if the system supports that.
 
         Raises:
             TransferError: there is not enough memory.
@@ -29,11 +33,12 @@ class Memory:
             raise ValueError(f"an agent needs at least 1 byte of memory, not {num_bytes}")
         self.handle = -1
         try:
-            if sys.platform == "linux":
+            is_sealed = has_handle and sys.platform == "linux"
+            if is_sealed:
                 self.handle = os.memfd_create("dynabench-kv", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
                 os.ftruncate(self.handle, num_bytes)
             self._map = mmap.mmap(self.handle, num_bytes)
-            if sys.platform == "linux":
+            if is_sealed:
                 fcntl.fcntl(self.handle, fcntl.F_ADD_SEALS, SEALS)
         except (OSError, OverflowError) as error:
             self._close_handle()

@@ -57,7 +57,7 @@ class MemoryAgent:
             TransferError: this is not possible here.
         """
         id = world().token_hex(16)
-        self._memory = Memory(self._num_bytes)
+        self._memory = Memory(self._num_bytes, has_handle=any(way.needs_handle for way in self._ways))
         try:
             addresses = [await self._open(way, self._memory, id) for way in list(self._ways)]
         except BaseException:

@@ -1,15 +1,15 @@
 """The owner's side of connections: others read its memory and leave notices.
 
-Data go from memory to the socket piece by piece, and the connections take turns. A reader that stops reading loses its
+Data go from memory to the connection piece by piece, and the connections take turns. A reader that stops reading loses its
 connection after a while.
 """
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 
 from serving.transfer.agent import TransferError
 from serving.transfer.door import Door
+from serving.transfer.network import Listener
 from serving.transfer.stream import CHUNK_BYTES, Stream
 from serving.transfer.way import OnNotice
 from serving.transfer.wire import DONE, HEADER, MAX_BODY_BYTES, PLACE, READ, WELCOME, refusal
@@ -21,7 +21,7 @@ Welcome = Callable[[Stream, bytes], Awaitable[None]]
 
 
 class Owner:
-    """Serves one memory on one listening socket."""
+    """Serves one memory to those who connect to one listener."""
 
     def __init__(self, memory: memoryview, on_notice: OnNotice, *, id: str, welcome: Welcome) -> None:
         """Prepare to serve.
@@ -37,7 +37,7 @@ class Owner:
         words = WELCOME + bytes.fromhex(id)
         self._door = Door(lambda stream: welcome(stream, words), self._serve)
 
-    def serve(self, listener: socket.socket) -> None:
+    def serve(self, listener: Listener) -> None:
         """Let others in; from now on this object owns the listener."""
         self._door.open(listener)
 

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from serving.runtime.memory.node import NODE
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.private_folder import PrivateFolder, for_us_alone, socket_name
 from serving.runtime.world import world
@@ -31,6 +32,7 @@ from serving.transfer.agent import Piece, TransferError
 from serving.transfer.links import Link, Links, check_welcome
 from serving.transfer.memory import SEALS, Memory, portions
 from serving.transfer.owner import Owner
+from serving.transfer.sockets import BACKLOG, SocketConnection, SocketListener
 from serving.transfer.stream import CHUNK_BYTES, Stream
 from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
 from serving.transfer.wire import ID_BYTES, WELCOME, leave_notice
@@ -38,7 +40,6 @@ from serving.transfer.wire import ID_BYTES, WELCOME, leave_notice
 if sys.platform == "linux":
     import fcntl
 
-BACKLOG = 1024
 MAX_HALF_MADE_S = 60.0
 THREADS = 2
 """Threads that copy for one agent; more would not be faster."""
@@ -59,6 +60,7 @@ class Shm:
     """The way through shared memory."""
 
     address_kind = ShmAddress
+    needs_handle = True
 
     def __init__(self, folder: Path | None = None) -> None:
         """Prepare it.
@@ -83,6 +85,8 @@ class Shm:
         """
         if sys.platform != "linux":
             raise TransferError(f"shared memory for KV needs Linux, not {sys.platform}; choose tcp", "refused")
+        if NODE.get() is not None:
+            raise TransferError("nodes of a memory network share no memory for KV; choose tcp", "refused")
         self._memory, self._id, self._name = memory, bytes.fromhex(id), f"{id[:16]}.kv"
         path = self._path / self._name
         try:
@@ -110,7 +114,7 @@ class Shm:
         loop = asyncio.get_running_loop()
 
         async def copy(link: Link) -> None:
-            link.stream.check()
+            _check_silent(_socket_of(link.stream))
             for lot in portions(pieces, LARGE_BYTES):
                 if sum(piece.num_bytes for piece in lot) >= len(lot) * CHUNK_BYTES:
                     await _to_its_end(loop.run_in_executor(self._threads, self._copy, link.handle, lot))
@@ -118,7 +122,7 @@ class Shm:
                 for small in portions(lot, CHUNK_BYTES):
                     self._copy(link.handle, small)
                     await asyncio.sleep(0)
-            link.stream.check()  # memory whose owner is gone may contain anything
+            _check_silent(_socket_of(link.stream))  # memory whose owner is gone may contain anything
 
         await self._links.use(owner, copy, on_turn)
 
@@ -139,17 +143,19 @@ class Shm:
 
     async def _welcome(self, stream: Stream, words: bytes) -> None:
         assert self._memory is not None
-        _check_user(stream.socket)
-        socket.send_fds(stream.socket, [words], [self._memory.handle])
+        connection = _socket_of(stream)
+        _check_user(connection)
+        socket.send_fds(connection, [words], [self._memory.handle])
 
     async def _dial(self, owner: ShmAddress) -> Link:
         if owner.host != _host():
             raise TransferError("the owner is on another host, where shared memory does not reach", "refused")
-        link = Link(Stream(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)))
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        link = Link(Stream(SocketConnection(connection)))
         try:
-            await asyncio.get_running_loop().sock_connect(link.stream.socket, owner.socket)
-            _check_user(link.stream.socket)
-            words, link.handle = await _receive_handle(link.stream.socket, len(WELCOME) + ID_BYTES)
+            await asyncio.get_running_loop().sock_connect(connection, owner.socket)
+            _check_user(connection)
+            words, link.handle = await _receive_handle(connection, len(WELCOME) + ID_BYTES)
             check_welcome(words, owner.id)
             _check_memory(link.handle, owner.num_bytes)
             await link.stream.send(self._id)
@@ -182,7 +188,7 @@ def _host() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-def _listen(name: str) -> socket.socket:
+def _listen(name: str) -> SocketListener:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with for_us_alone():
@@ -191,7 +197,7 @@ def _listen(name: str) -> socket.socket:
     except OSError:
         listener.close()
         raise
-    return listener
+    return SocketListener(listener)
 
 
 def _remove_orphans(path: Path, folder: PrivateFolder) -> None:
@@ -211,6 +217,24 @@ def _is_deserted(name: str) -> bool:
         except ConnectionRefusedError:
             return True
         return False
+
+
+def _socket_of(stream: Stream) -> socket.socket:
+    assert isinstance(stream.connection, SocketConnection)
+    return stream.connection.socket
+
+
+def _check_silent(connection: socket.socket) -> None:
+    """Check that the other side is still there and has sent nothing unasked.
+
+    Raises:
+        ConnectionError: it is not, or has.
+    """
+    try:
+        said = connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return
+    raise ConnectionResetError("the other side sent data out of turn" if said else "the other side hung up")
 
 
 def _check_user(connection: socket.socket) -> None:

@@ -1,7 +1,8 @@
-"""A connected socket in the event loop, without copies of the data."""
+"""Exact amounts of bytes over a connection, without copies of the data."""
 
 import asyncio
-import socket
+
+from serving.transfer.network import Connection
 
 CHUNK_BYTES = 512 * 1024
 """The bytes moved in one turn of the loop: some 0.2 ms."""
@@ -10,15 +11,14 @@ CHUNK_BYTES = 512 * 1024
 class Stream:
     """One connection; one task at a time sends and receives."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(False)
-        self.socket = connection
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
         self._rest = b""
         self._in_this_turn = 0
 
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it."""
-        await asyncio.get_running_loop().sock_sendall(self.socket, data)
+        await self.connection.send(data)
         await self._pause(len(data))
 
     async def receive_some(self, max_bytes: int) -> bytes:
@@ -27,10 +27,10 @@ class Stream:
         Raises:
             ConnectionError: the other side hung up.
         """
-        data = await asyncio.get_running_loop().sock_recv(self.socket, max_bytes)
-        if not data:
+        data = bytearray(max_bytes)
+        if not (num_bytes := await self.connection.receive_into(data)):
             raise ConnectionResetError("the other side hung up")
-        return data
+        return bytes(data[:num_bytes])
 
     def put_back(self, data: bytes) -> None:
         """Put back received bytes, to be received again."""
@@ -52,36 +52,23 @@ class Stream:
         Raises:
             ConnectionError: the other side hung up first.
         """
-        loop = asyncio.get_running_loop()
         if self._rest and target:
             known, self._rest = self._rest[: len(target)], self._rest[len(target) :]
             target[: len(known)] = known
             target = target[len(known) :]
         while target:
-            num_bytes = await loop.sock_recv_into(self.socket, target[:CHUNK_BYTES])
+            num_bytes = await self.connection.receive_into(target[:CHUNK_BYTES])
             if not num_bytes:
                 raise ConnectionResetError("the other side hung up")
             target = target[num_bytes:]
             await self._pause(num_bytes)
 
-    def check(self) -> None:
-        """Check that the other side is still there and has sent nothing unasked.
-
-        Raises:
-            ConnectionError: it is not, or has.
-        """
-        try:
-            said = self.socket.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:
-            return
-        raise ConnectionResetError("the other side sent data out of turn" if said else "the other side hung up")
-
     def close(self) -> None:
         """Hang up."""
-        self.socket.close()
+        self.connection.close()
 
     async def _pause(self, num_bytes: int) -> None:
-        """Let others have a turn: a socket that is always ready would never let the loop continue."""
+        """Let others have a turn: a connection that is always ready would never let the loop continue."""
         self._in_this_turn += num_bytes
         if self._in_this_turn >= CHUNK_BYTES:
             self._in_this_turn = 0

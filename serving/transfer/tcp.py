@@ -14,8 +14,9 @@ import msgspec
 from serving.transfer.agent import Piece, TransferError
 from serving.transfer.links import Link, Links, check_welcome
 from serving.transfer.memory import Memory
+from serving.transfer.network import connect, listen
 from serving.transfer.owner import Owner
-from serving.transfer.proven import MIN_TOKEN_BYTES, Token, connect, listen, prove
+from serving.transfer.proven import MIN_TOKEN_BYTES, Token, prove
 from serving.transfer.stream import Stream
 from serving.transfer.way import OnNotice, OnTurn, OwnerAddress
 from serving.transfer.wire import ID_BYTES, MAX_PIECES, WELCOME, expect_done, leave_notice, read_request
@@ -32,6 +33,7 @@ class Tcp:
     """The way over TCP."""
 
     address_kind = TcpAddress
+    needs_handle = False
 
     def __init__(self, host: str, token: Token | None) -> None:
         """Prepare it.
@@ -65,7 +67,7 @@ class Tcp:
             listener = await listen(self._host)
         except (OSError, UnicodeError) as error:
             raise TransferError(f"a port for KV cannot be opened at {self._host!r}: {error}", "refused") from error
-        address = TcpAddress(id=id, num_bytes=len(memory.view), host=self._host, port=listener.getsockname()[1])
+        address = TcpAddress(id=id, num_bytes=len(memory.view), host=listener.host, port=listener.port)
         self._place = _place(address)
         self._owner = Owner(memory.view, on_notice, id=id, welcome=self._welcome)
         self._owner.serve(listener)

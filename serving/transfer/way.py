@@ -29,6 +29,8 @@ class Way(Protocol[Address]):
     """Raises system errors (OSError) and TransferError; the caller enforces deadlines."""
 
     address_kind: type[Address]
+    needs_handle: bool
+    """Whether others read the memory through a handle of it."""
 
     async def open(self, memory: Memory, on_notice: OnNotice, *, id: str) -> Address:
         """Start to serve memory; return how others reach it.

@@ -19,7 +19,7 @@ from serving.runtime.memory.network import Network
 from serving.runtime.memory.node import Link
 from serving.runtime.memory.requests import HIGH_WATER_BYTES, MemoryRequests
 from serving.runtime.ports import RuntimeUnavailableError
-from serving.runtime.world import SeededWorld, within
+from tests.support.nodes import on
 
 TTL_S = 4.0
 ADDRESS = EndpointAddress("ns", "backend", "generate")
@@ -28,12 +28,6 @@ CONFIG = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_serve
 
 def now():
     return asyncio.get_running_loop().time()
-
-
-def on(node, work):
-    """Run a coroutine as a node's."""
-    with within(SeededWorld(7, node.name)):
-        return asyncio.create_task(work, context=node.context())
 
 
 async def until(condition):

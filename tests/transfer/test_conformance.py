@@ -12,7 +12,6 @@ import pytest
 import uvloop
 
 from serving.transfer.agent import MAX_NOTICE_BYTES, Piece, TransferError
-from serving.transfer.make import make_agent
 from tests.support.waiting import until_async
 from tests.transfer.world import KINDS, MIB, PATIENCE_S, fill, pattern
 
@@ -64,23 +63,23 @@ def test_pieces_of_all_sizes_go_where_they_belong_and_nowhere_else(world, kind, 
     run(main())
 
 
-def test_pieces_that_continue_each_other_are_read_together(world, kind):
+def test_pieces_that_continue_each_other_are_read_together(world, kind, run):
     async def main():
         async with world.agent(kind, MIB) as owner, world.agent(kind, MIB) as reader:
             fill(owner.memory)
             await read(reader, owner, [Piece(at, at, 16) for at in range(0, MIB, 16)])
             assert reader.memory == owner.memory
 
-    uvloop.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("pieces", [[], [Piece(0, 0, 0)], [Piece(MIB, MIB, 0)]], ids=["none", "empty", "at the end"])
-def test_nothing_can_be_read_too(world, kind, pieces):
+def test_nothing_can_be_read_too(world, kind, run, pieces):
     async def main():
         async with world.agent(kind) as owner, world.agent(kind) as reader:
             await read(reader, owner, pieces)
 
-    uvloop.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize(
@@ -97,14 +96,14 @@ def test_nothing_can_be_read_too(world, kind, pieces):
         Piece(1 << 70, 0, 1),
     ],
 )
-def test_a_piece_outside_of_either_memory_is_refused_and_nothing_is_read(world, kind, piece):
+def test_a_piece_outside_of_either_memory_is_refused_and_nothing_is_read(world, kind, run, piece):
     async def main():
         async with world.agent(kind) as owner, world.agent(kind) as reader:
             fill(owner.memory)
             assert await failure(read(reader, owner, [Piece(0, 0, 8), piece])) == "refused"
             assert bytes(reader.memory) == bytes(MIB)
 
-    uvloop.run(main())
+    run(main())
 
 
 @LOOPS
@@ -136,7 +135,7 @@ def test_two_agents_read_each_other_at_once(world, kind, run):
     run(main())
 
 
-def test_many_reads_and_notices_at_once_do_not_disturb_each_other(world, kind):
+def test_many_reads_and_notices_at_once_do_not_disturb_each_other(world, kind, run):
     async def main():
         got = []
         async with (
@@ -152,10 +151,10 @@ def test_many_reads_and_notices_at_once_do_not_disturb_each_other(world, kind):
             await until_async(lambda: len(got) >= 50)
             assert {int(notice) for notice in got} == set(places)
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_an_owner_that_was_closed_is_lost(world, kind):
+def test_an_owner_that_was_closed_is_lost(world, kind, run):
     async def main():
         async with world.agent(kind) as reader, world.agent(kind) as fresh:
             async with world.agent(kind) as owner:
@@ -167,12 +166,12 @@ def test_an_owner_that_was_closed_is_lost(world, kind):
                 assert await failure(other.notify(address, b"x", timeout_s=PATIENCE_S)) == "lost"
             assert kept == reader.memory[:8]  # who still looks at memory may do so
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_an_owner_that_was_killed_is_lost_to_those_that_knew_it_and_to_others(world, kind):
+def test_an_owner_that_was_killed_is_lost_to_those_that_knew_it_and_to_others(world, kind, run):
     async def main():
-        process, address = world.process(kind)
+        process, address = await world.process(kind)
         async with world.agent(kind) as reader, world.agent(kind) as fresh:
             await read(reader, address, [Piece(8, 0, 8)])
             assert bytes(reader.memory[:8]) == pattern(8, 8)
@@ -182,12 +181,12 @@ def test_an_owner_that_was_killed_is_lost_to_those_that_knew_it_and_to_others(wo
                 assert await failure(read(other, address, [Piece(0, 16, 8)], 20.0)) in ("lost", "late")
                 assert await failure(other.notify(address, b"x", timeout_s=20.0)) in ("lost", "late")
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_a_read_whose_owner_is_killed_has_all_or_fails_and_ends(world, kind):
+def test_a_read_whose_owner_is_killed_has_all_or_fails_and_ends(world, kind, run):
     async def main():
-        process, address = world.process(kind, 64 * MIB)
+        process, address = await world.process(kind, 64 * MIB)
         async with world.agent(kind, 64 * MIB) as reader:
             await read(reader, address, [Piece(0, 0, 8)])
             reading = asyncio.ensure_future(read(reader, address, [Piece(0, 0, 64 * MIB)]))
@@ -200,12 +199,12 @@ def test_a_read_whose_owner_is_killed_has_all_or_fails_and_ends(world, kind):
             else:
                 assert reader.memory == pattern(64 * MIB)
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_a_read_that_was_given_up_writes_nothing_any_more(world, kind):
+def test_a_read_that_was_given_up_writes_nothing_any_more(world, kind, run):
     async def main():
-        process, address = world.process(kind, 16 * MIB)
+        process, address = await world.process(kind, 16 * MIB)
         async with world.agent(kind, 16 * MIB) as reader:
             await read(reader, address, [Piece(0, 0, 8)])
             process.send_signal(signal.SIGSTOP)
@@ -221,12 +220,12 @@ def test_a_read_that_was_given_up_writes_nothing_any_more(world, kind):
             await read(reader, address, [Piece(8, 0, 8)])  # the owner has served what was asked before
             assert bytes(reader.memory) == pattern(8, 8) + bytes(16 * MIB - 8)
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_an_owner_that_does_not_answer_costs_no_more_than_the_time_given(world, kind):
+def test_an_owner_that_does_not_answer_costs_no_more_than_the_time_given(world, kind, run):
     async def main():
-        process, address = world.process(kind)
+        process, address = await world.process(kind)
         async with world.agent(kind) as reader, world.agent(kind) as other:
             await read(reader, address, [Piece(0, 0, 8)])
             process.send_signal(signal.SIGSTOP)
@@ -241,12 +240,12 @@ def test_an_owner_that_does_not_answer_costs_no_more_than_the_time_given(world, 
             await read(reader, address, [Piece(8, 0, 8)])
             assert bytes(reader.memory[:8]) == pattern(8, 8)
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_an_agent_that_is_closed_ends_what_it_does_as_lost_and_does_no_more(world, kind):
+def test_an_agent_that_is_closed_ends_what_it_does_as_lost_and_does_no_more(world, kind, run):
     async def main():
-        process, address = world.process(kind)
+        process, address = await world.process(kind)
         async with world.agent(kind) as reader:
             await read(reader, address, [Piece(0, 0, 8)])
             process.send_signal(signal.SIGSTOP)
@@ -258,10 +257,10 @@ def test_an_agent_that_is_closed_ends_what_it_does_as_lost_and_does_no_more(worl
                 assert outcome is None or outcome.kind == "lost"
             assert await failure(read(reader, address, [Piece(0, 0, 8)])) == "lost"
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_another_start_in_the_same_process_is_another_agent(world, kind):
+def test_another_start_in_the_same_process_is_another_agent(world, kind, run):
     async def main():
         async with world.agent(kind) as reader, world.agent(kind) as first, world.agent(kind) as second:
             fill(second.memory)
@@ -270,19 +269,20 @@ def test_another_start_in_the_same_process_is_another_agent(world, kind):
             assert bytes(reader.memory[:8]) == bytes(8)
             await read(reader, second, [Piece(0, 0, 8)])
 
-    uvloop.run(main())
+    run(main())
 
 
-def test_an_address_of_another_kind_or_of_none_is_refused_and_both_kinds_are_named(world, kind):
+def test_an_address_of_another_kind_or_of_none_is_refused_and_both_kinds_are_named(world, kind, run):
     async def main():
         async with world.agent(kind) as reader:
-            with pytest.raises(TransferError, match=f"reached by pigeon.* reads by {kind}") as caught:
+            transport = reader.address["transport"]
+            with pytest.raises(TransferError, match=f"reached by pigeon.* reads by {transport}") as caught:
                 await read(reader, {"transport": "pigeon"}, [])
             assert caught.value.kind == "refused"
             good = reader.address
             for bad in (
                 {},
-                {"transport": kind},
+                {"transport": transport},
                 {**good, "id": "x"},
                 {**good, "num_bytes": 0},
                 {**good, "num_bytes": "1"},
@@ -291,7 +291,7 @@ def test_an_address_of_another_kind_or_of_none_is_refused_and_both_kinds_are_nam
             ):
                 assert await failure(read(reader, bad, [])) == "refused"
 
-    uvloop.run(main())
+    run(main())
 
 
 def names(folder):
@@ -314,13 +314,13 @@ def test_agents_leave_no_thread_file_or_task_behind(world, kind):
     assert names(world.folder) == set()
 
 
-def test_an_agent_needs_memory(world, kind):
+def test_an_agent_needs_memory(world, kind, run):
     async def main():
         for num_bytes in (0, -1):
             with pytest.raises(ValueError, match="at least 1 byte"):
-                await make_agent(kind, num_bytes, on_notice=print, folder=world.folder).start()
+                await world.new_agent(kind, num_bytes).start()
         for num_bytes in (1 << 60, 1 << 70):
-            agent = make_agent(kind, num_bytes, on_notice=print, folder=world.folder)
+            agent = world.new_agent(kind, num_bytes)
             assert await failure(agent.start()) == "refused"
 
-    uvloop.run(main())
+    run(main())

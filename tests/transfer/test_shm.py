@@ -41,7 +41,7 @@ def test_memory_that_is_looked_at_stays_after_its_end():
 
 def test_the_socket_of_a_process_that_was_killed_is_removed_by_the_next_agent(world):
     async def main():
-        process, _ = world.process("shm")
+        process, _ = await world.process("shm")
         (name,) = os.listdir(world.folder)  # noqa: PTH208
         process.kill()
         process.wait()

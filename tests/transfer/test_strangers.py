@@ -19,6 +19,7 @@ from serving.transfer.links import Deadlines, Link, Links
 from serving.transfer.make import make_agent
 from serving.transfer.memory import Memory
 from serving.transfer.owner import Owner
+from serving.transfer.sockets import SocketConnection, SocketListener
 from serving.transfer.stream import Stream
 from serving.transfer.way import OwnerAddress
 from serving.transfer.wire import DONE, HEADER, ID_BYTES, MAX_PIECES, NOTICE, PLACE, READ, REFUSED, WELCOME
@@ -263,9 +264,9 @@ def test_a_socket_that_hands_out_anything_but_the_memory_announced_is_not_read(w
             handles = {"nothing": [], "a pipe": [pipe[0]], "a file": [file.fileno()], "memory that may shrink": [soft]}
 
             async def welcome(stream, words):
-                socket.send_fds(stream.socket, [words], handles.get(given, [memory.handle]))
+                socket.send_fds(stream.connection.socket, [words], handles.get(given, [memory.handle]))
                 if given == "too late":
-                    stream.socket.shutdown(socket.SHUT_RDWR)
+                    stream.connection.socket.shutdown(socket.SHUT_RDWR)
 
             path = world.folder / "stranger.kv"
             listener = socket.socket(socket.AF_UNIX)
@@ -273,7 +274,7 @@ def test_a_socket_that_hands_out_anything_but_the_memory_announced_is_not_read(w
             listener.listen()
             stranger = Owner(memory.view, print, id="ab" * 16, welcome=welcome)
             async with world.agent("shm") as reader:
-                stranger.serve(listener)
+                stranger.serve(SocketListener(listener))
                 address = {**reader.address, "id": "ab" * 16, "socket": str(path)}
                 if given == "another size":
                     address["num_bytes"] = MIB + 1
@@ -299,10 +300,10 @@ def test_an_answer_that_is_none_fails_the_read():
         for answer in (HEADER.pack(9, 0), HEADER.pack(REFUSED, 1 << 30), HEADER.pack(DONE, 1)):
             theirs.sendall(answer)
             with pytest.raises(TransferError, match="does not follow this protocol"):
-                await expect_done(Stream(ours))
+                await expect_done(Stream(SocketConnection(ours)))
         theirs.sendall(HEADER.pack(REFUSED, 2) + b"\xffx")
         with pytest.raises(TransferError, match=r"the owner refuses: .x"):
-            await expect_done(Stream(ours))
+            await expect_done(Stream(SocketConnection(ours)))
         ours.close()
         theirs.close()
 
@@ -352,7 +353,7 @@ def test_it_is_the_turn_of_a_read_when_there_is_a_connection_for_it(monkeypatch)
         is_free, turns = asyncio.Event(), []
 
         async def dial(owner):
-            return Link(Stream(ours))
+            return Link(Stream(SocketConnection(ours)))
 
         async def talk(link):
             await is_free.wait()

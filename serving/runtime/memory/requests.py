@@ -1,6 +1,7 @@
 """Channels on a memory network: directly between two nodes, as sockets are, or over a server, as with NATS."""
 
 import asyncio
+import math
 from collections.abc import Callable
 from contextvars import Context, copy_context
 
@@ -34,6 +35,8 @@ class MemoryChannel:
     def __init__(self, plane: "MemoryRequests", context: Context) -> None:
         """Prepare an end; what it receives is received in this context. `join` connects two."""
         self.is_full = False
+        self.is_read_later = False
+        """Whether our end reports what it has read (`count_read`); by default it has read what it received."""
         self.node = plane.node
         self.peer = self
         self._plane = plane
@@ -114,9 +117,16 @@ class MemoryChannel:
 
     def receive(self, data: bytes) -> None:
         """Bytes have arrived."""
-        self.peer.on_read(len(data))
-        if not self._is_closed and self._end is not None:
-            self._end.received(data)
+        if self._is_closed or self._end is None:
+            self.peer.on_read(len(data))
+            return
+        if not self.is_read_later:
+            self.peer.on_read(len(data))
+        self._end.received(data)
+
+    def count_read(self, num_bytes: int) -> None:
+        """Count bytes that our end has read later than it received them."""
+        self.peer.on_read(num_bytes)
 
     def on_read(self, num_bytes: int) -> None:
         """The other side has received this much."""
@@ -151,19 +161,20 @@ class MemoryChannel:
 class MemoryRequests:
     """The request plane of a process."""
 
-    def __init__(self, node: Node, instance_id: int, *, timeout_s: float) -> None:
+    def __init__(self, node: Node, instance_id: int, *, timeout_s: float = math.inf, is_direct: bool = False) -> None:
         """Prepare to listen.
 
         Args:
             node: the process.
             instance_id: of the runtime: a node may have several.
             timeout_s: how long calls without any answer wait for a server that is away.
+            is_direct: whether channels are direct even if the network has a server for requests.
         """
         self.node = node
         self.context = copy_context()
         self.outages: Outages | None = None
         self.accept: Accept | None = None
-        self._broker = node.network.broker
+        self._broker = None if is_direct else node.network.broker
         self._timeout_s = timeout_s
         self._address = f"memory:{node.name}/{instance_id:x}"
         self._channels: dict[MemoryChannel, None] = {}

@@ -28,7 +28,8 @@ from serving.runtime.world import world
 from serving.transfer.agent import TransferError
 from serving.transfer.door import Door
 from serving.transfer.links import Deadlines, Link, Links
-from serving.transfer.proven import connect, listen, prove, set_options
+from serving.transfer.network import connect, listen
+from serving.transfer.proven import prove
 from serving.transfer.stream import Stream
 from serving.transfer.way import OwnerAddress
 from serving.transfer.wire import ID_BYTES
@@ -99,7 +100,7 @@ class SideChannel:
                 "VLLM_NIXL_SIDE_CHANNEL_PORT",
                 "refused",
             ) from error
-        self.port = listener.getsockname()[1]
+        self.port = listener.port
         self._door.open(listener)
 
     async def ask(self, wanted: WantedKv) -> RemoteKv:
@@ -146,7 +147,6 @@ class SideChannel:
         try:
             if self._token:
                 await prove(stream, _place(address.engine_id), self._token, is_caller=True)
-            set_options(stream.socket)
             _check_welcome(await stream.receive(len(WELCOME)))
             await stream.send(self._id)
         except BaseException:
@@ -159,7 +159,6 @@ class SideChannel:
     async def _welcome(self, stream: Stream) -> None:
         if self._token:
             await prove(stream, _place(self._peer.engine_id), self._token, is_caller=False)
-        set_options(stream.socket)
         await stream.send(WELCOME)
 
     async def _serve(self, stream: Stream) -> None:

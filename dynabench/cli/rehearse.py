@@ -1,0 +1,79 @@
+"""The command that rehearses a deployment: rehearse."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Annotated
+
+from dynabench.cli.groups import FLAT, Output, OutputConfig, plain_errors
+from dynabench.cli.serve import ServedFlags
+from dynabench.rehearsal.settings import RehearseConfig
+from foundation.errors import UserError
+from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
+from serving.cli.command_line import flat
+
+
+def rehearse(
+    deployment: Path | None = None,
+    workload: tuple[Path, ...] = (),
+    /,
+    *,
+    config: Annotated[RehearseConfig, flat("Rehearsal", 0)] = RehearseConfig(),  # noqa: B008 (frozen)
+    output: Output = OutputConfig(),  # noqa: B008
+    flags: Annotated[ServedFlags, FLAT] = ServedFlags(),  # noqa: B008
+) -> int:
+    """Run the live code of a deployment on virtual time, with faults from a seed, and check what must always hold.
+
+    Frontends, routers and workers run as they would as processes, from the bytes of HTTP to the mocker's frames, in one
+    process without a network. A seed decides which requests are sent and what goes wrong: workers are killed, paused,
+    cut off, messages are late or lost. The same seed gives the same run.
+
+    Exit code 1: an invariant does not hold; a file replays the least that breaks it.
+
+    Args:
+        deployment: YAML file that describes the deployment (default: flags).
+        workload: Files that form one workload, whose requests are sent (default: generated ones).
+        config: Which seeds, and how much goes wrong.
+        output: What to print.
+        flags: What describes the deployment.
+    """
+    from dynabench.experiment.settings import ExperimentConfig
+    from dynabench.experiment.source import source_of
+    from dynabench.interrupt import Interrupt
+    from dynabench.progress import Display
+    from dynabench.rehearsal.all_seeds import Plan, lines, read, rehearse_all, replay
+    from workloads.shape import ShapeConfig
+
+    console = output.terminal()
+    if config.replay is not None:
+        if deployment is not None or workload:
+            raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        described, rehearsal = read(config.replay)
+        for fault in rehearsal.faults:
+            console.say(str(fault))
+        outcome = replay(described, rehearsal)
+        for violation in outcome.violations:
+            console.say(str(violation), style="red")
+        console.say(f"digest {outcome.digest}, {len(outcome.violations)} violations")
+        return NOT_GOOD if outcome.violations else DONE
+    with plain_errors():
+        described = flags.deployment(deployment)
+        requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
+        plan = Plan(described, config.faults, config.requests, config.rate, requests)
+        plan.of(config.numbers[0])
+    with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console):
+        found = rehearse_all(
+            plan,
+            config,
+            interrupt,
+            lambda failed: console.say(f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}"),
+        )
+    for line in lines(found):
+        console.print(line, soft_wrap=True)
+    if output.json:
+        seeds = {failed.seed: [str(violation) for violation in failed.violations] for failed in found.failed}
+        print(json.dumps({"seeds": found.num_seeds, "happened": found.happened, "violations": seeds}, indent=2))
+    if interrupt.is_asked:
+        return INTERRUPTED
+    return NOT_GOOD if found.failed else DONE

@@ -1,0 +1,161 @@
+"""Many rehearsals, one for each seed; those that fail are made smaller, and written to files that replay them."""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import as_plain, from_plain
+from dynabench.experiment.parallel import in_parallel
+from dynabench.interrupt import Interrupt
+from dynabench.rehearsal.faults import Level, draw
+from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.questions import generated, taken
+from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
+from dynabench.rehearsal.settings import RehearseConfig
+from dynabench.rehearsal.shrink import shrunk
+from dynabench.rehearsal.stage import names_of
+from foundation.errors import UserError
+from foundation.files import replace_text
+from workloads import Workload
+
+SCHEMA = "dynabench.rehearsal/1"
+
+
+class Failed(NamedTuple):
+    """A seed of which an invariant did not hold."""
+
+    seed: int
+    violations: list[Violation]
+    file: Path
+    smaller: Rehearsal
+    """The least that fails in the same way."""
+
+
+class Found(NamedTuple):
+    """What came of all seeds."""
+
+    num_seeds: int
+    num_requests: int
+    num_failed_requests: int
+    virtual_s: float
+    happened: Counter[str]
+    """How often each kind of fault happened."""
+    failed: list[Failed]
+
+
+class Plan(NamedTuple):
+    """What is rehearsed with each seed."""
+
+    deployment: Deployment
+    level: Level
+    num_requests: int
+    rate: float
+    workload: Workload | None = None
+
+    def of(self, seed: int) -> Rehearsal:
+        """Draw the rehearsal of a seed."""
+        asked = (
+            generated(seed, self.num_requests, self.rate)
+            if self.workload is None
+            else taken(self.workload, seed, self.num_requests)
+        )
+        workers, others = names_of(self.deployment)
+        return Rehearsal(
+            seed, asked, draw(random.Random(f"faults {seed}"), self.level, workers, others, asked[-1].at_s)
+        )
+
+
+def carry_out(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome]:
+    """Rehearse a seed, without its faults and then with them, so that texts can be compared; return what counts."""
+    whole = plan.of(seed)
+    calm = msgspec.structs.replace(whole, faults=[])
+    outcome = rehearse(plan.deployment, calm)
+    if outcome.violations or not whole.faults:
+        return calm, outcome
+    return whole, rehearse(plan.deployment, whole, outcome.texts)
+
+
+def rehearse_all(
+    plan: Plan, config: RehearseConfig, interrupt: Interrupt, on_failure: Callable[[Failed], object]
+) -> Found:
+    """Rehearse every seed; stop early if the user interrupts."""
+    found = Found(0, 0, 0, 0.0, Counter(), [])
+    calls = [(carry_out, (plan, seed)) for seed in config.numbers]
+    for _, (rehearsal, outcome) in in_parallel(calls, config.jobs, interrupt=interrupt):
+        if outcome.violations:
+            found.failed.append(_written(plan, rehearsal, outcome, config.out))
+            on_failure(found.failed[-1])
+        found.happened.update(kind_of(event) for event in outcome.happened)
+        found = found._replace(
+            num_seeds=found.num_seeds + 1,
+            num_requests=found.num_requests + plan.num_requests,
+            num_failed_requests=found.num_failed_requests + outcome.num_failed,
+            virtual_s=found.virtual_s + outcome.virtual_s,
+        )
+    return found
+
+
+def kind_of(event: str) -> str:
+    """Return the kind of a fault that began, or ended."""
+    return event.partition(" ")[0]
+
+
+def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Failed:
+    """Make a rehearsal that failed smaller, and write it."""
+    names = {violation.invariant for violation in outcome.violations}
+
+    def fails(smaller: Rehearsal) -> bool:
+        calm = rehearse(plan.deployment, msgspec.structs.replace(smaller, faults=[]))
+        again = rehearse(plan.deployment, smaller, calm.texts)
+        return any(violation.invariant in names for violation in again.violations)
+
+    smaller = shrunk(whole, fails)
+    file = out / f"seed-{whole.seed}.json"
+    out.mkdir(parents=True, exist_ok=True)
+    content: dict[str, Any] = {
+        "schema": SCHEMA,
+        "violations": [str(violation) for violation in outcome.violations],
+        "deployment": as_plain(plan.deployment),
+        "rehearsal": msgspec.to_builtins(smaller),
+    }
+    replace_text(file, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
+    return Failed(whole.seed, outcome.violations, file, smaller)
+
+
+def read(file: Path) -> tuple[Deployment, Rehearsal]:
+    """Read a rehearsal that was written.
+
+    Raises:
+        UserError: it is something else.
+    """
+    try:
+        content = msgspec.json.decode(file.read_bytes())
+        if content["schema"] != SCHEMA:
+            raise ValueError(f"its schema is {content['schema']!r}; expected {SCHEMA!r}")
+        return from_plain(content["deployment"]), msgspec.convert(content["rehearsal"], Rehearsal)
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{file} is no rehearsal: {error}") from error
+
+
+def replay(deployment: Deployment, rehearsal: Rehearsal) -> Outcome:
+    """Carry a rehearsal out again, and compare with its answers without faults."""
+    calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
+    return rehearse(deployment, rehearsal, calm.texts)
+
+
+def lines(found: Found) -> Iterator[str]:
+    """Say what happened how often, and what came of it."""
+    often = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.happened.items()) if kind != "end")
+    yield f"happened: {often or 'nothing'}"
+    lost = f", of which {found.num_failed_requests:,} were not answered" * bool(found.num_failed_requests)
+    yield f"{found.num_requests:,} requests{lost}, in {found.virtual_s:,.0f} s of virtual time"
+    names: Sequence[str] = sorted({violation.invariant for each in found.failed for violation in each.violations})
+    count = f"{len(found.failed):,} violation{'s' * (len(found.failed) != 1)}"
+    yield f"{found.num_seeds:,} seed{'s' * (found.num_seeds != 1)}, {count}" + f" ({', '.join(names)})" * bool(names)

@@ -1,0 +1,108 @@
+"""`dynabench rehearse`: what is rehearsed, what is said, and what is left of a failure."""
+
+import json
+
+import pytest
+
+from dynabench.deployment.description import Deployment
+from dynabench.interrupt import Interrupt
+from dynabench.rehearsal.all_seeds import Plan, lines, read, rehearse_all, replay
+from dynabench.rehearsal.faults import Fault
+from dynabench.rehearsal.questions import generated, taken
+from dynabench.rehearsal.run import Rehearsal
+from dynabench.rehearsal.settings import RehearseConfig
+from dynabench.rehearsal.shrink import shrunk
+from foundation.errors import UserError
+from serving.router.books import RankBooks
+from tests.support.commands import dynabench
+from workloads import Request, Workload
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("3", range(3)), ("5..7", range(5, 7))])
+def test_seeds_are_a_number_or_a_range(text, numbers):
+    assert RehearseConfig(seeds=text).numbers == numbers
+
+
+@pytest.mark.parametrize("text", ["0", "7..5", "many", "-1"])
+def test_seeds_that_are_none_are_refused(text):
+    with pytest.raises(ValueError, match="expected a number such as 200"):
+        RehearseConfig(seeds=text)
+
+
+def test_the_requests_of_a_seed_are_the_same_each_time_and_of_another_seed_are_not():
+    assert generated(1, 20, 10.0) == generated(1, 20, 10.0) != generated(2, 20, 10.0)
+    assert [asked.number for asked in generated(1, 20, 10.0)] == list(range(20))
+
+
+def test_requests_of_a_workload_come_at_its_times():
+    requests = [Request(2.0 * number, 32, 4, (number, number)) for number in range(10)]
+    found = taken(Workload("w", 16, requests), 3, 4)
+    assert [asked.at_s for asked in found] == [0.0, 2.0, 4.0, 6.0]
+    assert all(len(asked.prompt) == 32 and asked.max_tokens == 4 for asked in found)
+
+
+def test_a_rehearsal_shrinks_to_what_it_fails_by():
+    faults = [Fault("kill", float(number), 1.0, f"worker-{number}") for number in range(7)]
+    whole = Rehearsal(1, generated(1, 30, 10.0), faults)
+
+    def fails(smaller):
+        return {"worker-2", "worker-5"} <= {fault.target for fault in smaller.faults} and any(
+            asked.number == 17 for asked in smaller.questions
+        )
+
+    found = shrunk(whole, fails)
+    assert [fault.target for fault in found.faults] == ["worker-2", "worker-5"]
+    assert [asked.number for asked in found.questions] == [17]
+
+
+DEPLOYMENT = Deployment(router_mode="kv")
+
+
+def carried_out(tmp_path, **config):
+    failed = []
+    settings = RehearseConfig(jobs=1, out=tmp_path / "out", **config)
+    plan = Plan(DEPLOYMENT, settings.faults, settings.requests, settings.rate)
+    with Interrupt() as interrupt:
+        return rehearse_all(plan, settings, interrupt, failed.append), failed
+
+
+def test_what_holds_leaves_nothing_behind(tmp_path):
+    found, failed = carried_out(tmp_path, seeds="2", requests=20)
+    assert (found.num_seeds, found.num_requests, failed) == (2, 40, [])
+    assert not (tmp_path / "out").exists()
+    assert list(lines(found))[-1] == "2 seeds, 0 violations"
+
+
+def test_a_planted_bug_is_found_shrunk_and_replayed(tmp_path, monkeypatch):
+    remove = RankBooks.remove
+
+    def forgets(self, *arguments, prompt_tokens, **options):
+        if prompt_tokens < 100:  # of a long prompt, the request stays booked
+            remove(self, *arguments, prompt_tokens=prompt_tokens, **options)
+
+    monkeypatch.setattr(RankBooks, "remove", forgets)
+    found, (failed,) = carried_out(tmp_path, seeds="1", requests=20, faults="light")
+    assert {violation.invariant for violation in failed.violations} == {"released"}
+    assert (len(failed.smaller.questions), failed.smaller.faults) == (1, [])
+    deployment, rehearsal = read(failed.file)
+    assert (deployment, rehearsal) == (DEPLOYMENT, failed.smaller)
+    monkeypatch.undo()
+    assert replay(deployment, rehearsal).violations == []
+    assert list(lines(found))[-1] == "1 seed, 1 violation (released)"
+
+
+def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
+    (tmp_path / "x.json").write_text('{"schema": "other"}')
+    with pytest.raises(UserError, match=r"is no rehearsal: its schema is 'other'"):
+        read(tmp_path / "x.json")
+    with pytest.raises(UserError, match="cannot be read: No such file"):
+        read(tmp_path / "y.json")
+
+
+def test_the_command_says_what_happened(tmp_path):
+    done = dynabench("rehearse", "--seeds", "2", "--requests", "15", "--out", tmp_path / "out", "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["violations"] == {}
+    assert "2 seeds, 0 violations" in done.stderr
+    refused = dynabench("rehearse", "--engine", "vllm", "--seeds", "1")
+    assert refused.returncode == 2
