@@ -198,7 +198,6 @@ class MockEngine:
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
-        self.engine.publish_host_events()
         events = self.engine.outbox.take_events() + tiers.take_events()
         beyond = tiers.take_reports()
         if self._events is not None and (events or beyond):
