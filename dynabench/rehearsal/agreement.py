@@ -38,8 +38,8 @@ TIMEOUT_S = 1e6
 TOLERANCE_S = 2e-6
 """Times that differ by less are equal: the live code reports its stages in whole microseconds."""
 COMPARED = (
-    *("intended_s", "sent_s", "admitted_s", "prefill_end_s", "transfer_end_s", "first_token_s", "second_token_s"),
-    *("last_token_s", "worker", "prefill_worker", "cached_tokens", "host_tokens", "predicted_tokens", "best_tokens"),
+    *("intended_s", "sent_s", "admitted_s", "transfer_end_s", "first_token_s", "second_token_s", "last_token_s"),
+    *("worker", "prefill_worker", "cached_tokens", "host_tokens", "disk_tokens", "predicted_tokens", "best_tokens"),
     *("queue_depth", "isl", "osl", "finish_reason"),
 )
 """Columns of `Requests` that both simulations know."""
