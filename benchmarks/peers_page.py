@@ -6,7 +6,9 @@ python benchmarks/peers_page.py OUT.json docs/load-generators-compared.md
 import json
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +77,8 @@ def speeds(found: Found, job: dict[str, Any]) -> Table:
             lines.append(f"| {NAMES[client]} | {found.why_not(client, job['name'])} | | | |")
             continue
         rates = [
-            spread(found.values(client, job["name"], lambda run, key=key: run[key]))
-            for key in ("requests_per_s", "tokens_per_s")
-        ]  # type: ignore[misc]
+            spread(found.values(client, job["name"], itemgetter(key))) for key in ("requests_per_s", "tokens_per_s")
+        ]
         cpu = found.cpu_ms(client, job)
         each = [1e3 / value for value in cpu if value > 0]
         lines.append(f"| {NAMES[client]} | {' | '.join(rates)} | {spread(cpu, '{:,.2f}')} | {spread(each)} |")
@@ -101,11 +102,12 @@ def doubts(found: Found, job: dict[str, Any]) -> list[str]:
     its = {
         client: [run["notes"] for run in found.of(client, job["name"]) if "notes" in run] for client in found.clients
     }
-    return [
+    said = [
         f"- {NAMES[client]} itself calls {len(notes)} of {len(found.of(client, job['name']))} rounds not valid: {notes[0][0]}."
         for client, notes in its.items()
         if notes
     ]
+    return wrapped(said)
 
 
 FIGURES = (("ttft", "mean"), ("ttft", "p99"), ("itl", "mean"), ("itl", "p99"))
@@ -115,6 +117,11 @@ def off(found: Found, client: str, job: str, metric: str, statistic: str) -> lis
     """Return a client's figure minus the server's (ms), in each round."""
     place = ("mean", "p99").index(statistic)
     return found.values(client, job, lambda run: run["told_ms"][metric][place] - run["server_ms"][metric][place])
+
+
+def wrapped(items: Sequence[str]) -> list[str]:
+    """Return items of a list in lines that fit a terminal."""
+    return [line for item in items for line in textwrap.wrap(item, 118, subsequent_indent="  ")]
 
 
 def in_short(found: Found) -> list[str]:
@@ -146,16 +153,14 @@ def in_short(found: Found) -> list[str]:
                 f"- {job['name']}: means are within {worst['mean']:.2f} ms of the server's own stamps, and p99 within "
                 f"{worst['p99']:.2f} ms ({'within' if meets else 'not within'} our goal of {GOAL_MS['mean']} and {GOAL_MS['p99']:g} ms)."
             )
-    return said
+    return wrapped(said)
 
 
 def start_up(found: Found) -> Table:
     """Return what a run of one request takes, and what is installed."""
     lines = ["| | time (s) | CPU time (s) | installed (MB) |", "|---|---|---|---|"]
     for client in found.clients:
-        wall, cpu = (
-            spread(found.values(client, START, lambda run, key=key: run[key]), "{:.1f}") for key in ("wall_s", "cpu_s")
-        )  # type: ignore[misc]
+        wall, cpu = (spread(found.values(client, START, itemgetter(key)), "{:.1f}") for key in ("wall_s", "cpu_s"))
         lines.append(f"| {NAMES[client]} | {wall} | {cpu} | {found.head['installed_mb'][client]:,.0f} |")
     return lines
 

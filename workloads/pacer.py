@@ -52,11 +52,6 @@ class Pacer:
         """Whether every request has ended."""
         return self.num_ended == self._num_wanted
 
-    def cut(self) -> None:
-        """Hand out nothing more: it is over once what is in flight has ended."""
-        self._roots, self._num_roots_sent, self._ready, self._children = (), 0, [], {}
-        self._num_wanted = self.num_ended + self._num_flying
-
     def next_s(self) -> float | None:
         """Return the time from which `due` will return something, or None if that depends on a request ending."""
         if self._limit is not None and self._num_flying >= self._limit:

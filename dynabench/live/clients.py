@@ -196,7 +196,7 @@ async def _send(
         telling.cancel()
     if on_stats is not None:
         on_stats(generator.stats())
-    requests = requests_of(timeline, order.workload, order.load)
+    requests = requests_of(timeline, order.workload, generator.load)
     return ClientRecords(requests, np.array(timeline.gaps).reshape(-1, 5), client_facts(generator))
 
 

@@ -1,6 +1,7 @@
 """The load generator: an ordinary HTTP client that sends each request at its time in the workload."""
 
 import asyncio
+import dataclasses
 import math
 import resource
 from collections import deque
@@ -23,6 +24,8 @@ from workloads import Request, Workload
 from workloads.pacer import Pacer
 from workloads.pacing import LoadConfig
 
+MOMENT_S = 1e-3
+"""The shortest time in which requests count (s)."""
 AHEAD = 64
 """The number of bodies that are prepared in advance."""
 
@@ -72,6 +75,7 @@ class LoadGenerator:
         self._deadlines: deque[tuple[float, ClientCall]] = deque()
         self._heads: dict[Api, bytes] = {}
         self._awaited_s = 0.0
+        self._is_over = False
         self._wake = asyncio.Event()
         self._pool: HttpPool
         self._timer: StepTimer
@@ -106,6 +110,11 @@ class LoadGenerator:
         return self.timeline
 
     @property
+    def load(self) -> LoadConfig:
+        """How requests are sent, and which of them count, once that is decided."""
+        return self._load
+
+    @property
     def now(self) -> float:
         """Seconds since time 0 of the workload."""
         return clock() - (self._start or clock())
@@ -117,14 +126,14 @@ class LoadGenerator:
     async def _pace(self) -> None:
         pacer, start = self._pacer, self._start
         assert start is not None
-        while not pacer.is_over:
+        while not (pacer.is_over or self._is_over):
             self._send_due()
             self._prepare(1)
             next_s = pacer.next_s()
             if next_s is None:
                 self._awaited_s = float("inf")
                 self._wake.clear()
-                if not pacer.is_over:
+                if not (pacer.is_over or self._is_over):
                     await self._wake.wait()
                 continue
             self._awaited_s = next_s
@@ -202,13 +211,19 @@ class LoadGenerator:
                     call.on_failure("timeout", now)
 
     async def _judge(self) -> None:
-        """Send nothing more once there are enough results."""
-        while self._enough is not None:
+        """Let nothing more count once there are enough results, and end once all that counts is answered.
+
+        Until then the load stays: if nothing more was sent, the last answers would be faster than the others.
+        """
+        if self._enough is None:
+            return
+        while not self._enough.is_reached(self.timeline, self._load, self.now):
             await asyncio.sleep(CHECK_S)
-            if self._enough.is_reached(self.timeline, self._load, self.now):
-                self._pacer.cut()
-                self._wake.set()
-                return
+        self._load = dataclasses.replace(self._load, measure_s=max(self.now - self._load.warmup_s, MOMENT_S))
+        while any(self._load.is_measured(self.timeline.intended_s[number]) for number in self._open):
+            await asyncio.sleep(CHECK_S)
+        self._is_over = True
+        self._wake.set()
 
     def _on_end(self, call: ClientCall, now: float) -> None:
         """Record the end of a request, and send those that waited for it."""

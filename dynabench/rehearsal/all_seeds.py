@@ -59,10 +59,11 @@ class Plan(NamedTuple):
 
     def of(self, seed: int) -> Rehearsal:
         """Draw the rehearsal of a seed."""
+        model = self.deployment.pools[0].served_name
         asked = (
-            generated(seed, self.num_requests, self.rate)
+            generated(seed, self.num_requests, self.rate, model)
             if self.workload is None
-            else taken(self.workload, seed, self.num_requests)
+            else taken(self.workload, seed, self.num_requests, model)
         )
         workers, others = names_of(self.deployment)
         return Rehearsal(

@@ -24,13 +24,15 @@ class Question(msgspec.Struct, frozen=True):
     """The client hangs up after so many tokens; None: it stays."""
     reads_slowly_s: float = 0.0
     """The client reads nothing for so long after the first bytes (s)."""
+    model: str = "mock"
+    """The model that is asked for."""
 
     @property
     def body(self) -> bytes:
         """What is posted."""
         return json.dumps(
             {
-                "model": "mock",
+                "model": self.model,
                 "prompt": self.prompt,
                 "max_tokens": self.max_tokens,
                 "ignore_eos": True,

@@ -97,6 +97,6 @@ def of_programs(stage: Stage) -> Iterator[Violation]:
 def of_discovery(network: Network, stage: Stage) -> Iterator[Violation]:
     """Check that discovery knows exactly the workers that run."""
     ids = {key.rpartition("/")[2] for key in network.discovery.keys if key.startswith(INSTANCES)}
-    running = {name for name in stage.workers if any(True for _ in stage.running([name]))}
+    running = {name for name in [*stage.workers, *stage.routers] if any(True for _ in stage.running([name]))}
     if len(ids) != len(running):
-        yield Violation("forgotten", f"discovery knows {len(ids)} workers, and {len(running)} run")
+        yield Violation("forgotten", f"discovery knows {len(ids)} workers and routers, and {len(running)} run")

@@ -102,7 +102,7 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *invariants.of_discovery(network, stage),
             *(Violation("alive", said) for said in logged.defects),
         ]
-        last = Question(-1, 0.0, [1, 2, 3], 4)
+        last = Question(-1, 0.0, [1, 2, 3], 4, model=deployment.pools[0].served_name)
         again = await asyncio.create_task(
             ask_all([last] * len(stage.frontends), stage.frontends), context=client.context()
         )

@@ -91,6 +91,11 @@ class Stage:
         return [name for name, program in self.programs.items() if _module(program) == "serving.frontend"]
 
     @property
+    def routers(self) -> list[str]:
+        """The names of the routers that are programs of their own."""
+        return [name for name, program in self.programs.items() if _module(program) == "serving.router_service"]
+
+    @property
     def workers(self) -> list[str]:
         """The names of the workers."""
         return [name for name, program in self.programs.items() if _module(program) in ENGINES]

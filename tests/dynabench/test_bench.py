@@ -218,6 +218,18 @@ def test_each_load_is_measured_and_kept_as_a_results_folder(url, tmp_path):
     assert "What does throughput cost?" in (out / "report.html").read_text()
 
 
+def test_a_load_stays_until_all_that_counts_is_answered(tmp_path):
+    with known_server(SelftestConfig(ttft_ms=300, itl_ms=1)) as slow:
+        out, _, _ = run_bench(asked(slow, out=tmp_path / "b", concurrency="4", duration_s=0.6), console=Terminal())
+    _, (run,) = folder.read(out / "runs" / "concurrency-4")
+    requests = run.requests
+    counted = requests.is_measured
+    assert requests.succeeded[counted].all()
+    after = requests.sent_s > requests.intended_s[counted].max()
+    assert after.any()  # they were sent, and answered, while the last that count were still in flight
+    assert requests.sent_s[after].min() < requests.done_s[counted].max()
+
+
 def test_a_complete_benchmark_is_not_measured_again_and_an_interrupted_one_is_continued(url, tmp_path):
     first = asked(url, out=tmp_path / "b")
     out, _, before = run_bench(first, console=Terminal())

@@ -129,15 +129,3 @@ def test_sessions_begin_evenly_and_send_their_next_turn_at_once():
 def test_streams_only_begin_evenly_in_a_closed_loop():
     with pytest.raises(ValueError, match=r"ramp_s is 2, but nothing grows without concurrency"):
         LoadConfig(ramp_s=2.0, max_concurrency=4)
-
-
-def test_what_is_cut_ends_with_what_is_in_flight():
-    pacer = Pacer(workload((0.0, "s", (), 0), (0.0, "s", (0,), 2.5), (0.0, "", (), 0), (5.0, "", (), 0)), LoadConfig())
-    assert [number for number, _ in pacer.due(0.0)] == [0, 2]
-    pacer.cut()
-    assert pacer.next_s() is None
-    assert not pacer.is_over
-    assert pacer.on_end(0, 1.0, is_failed=True) == []
-    pacer.on_end(2, 1.0)
-    assert pacer.is_over
-    assert pacer.due(9.0) == []
