@@ -34,11 +34,11 @@ ROUTER = RouterConfig(max_queue_depth=None)
 NO_OVERHEAD = OverheadConfig(request_overhead_ms=0, prompt_overhead_us=0, request_spacing_ms=0, answer_overhead_ms=0)
 """Delays outside of the engine, which a GPU's step times bring along."""
 
-REPORTS = "live routers know loads from reports, four a second"
-NAMES = "it hashes blocks, which have other names in a trace than in live prompts"
+REPORTS = "live routers learn loads from reports, four a second"
+NAMES = "the mode hashes blocks, whose names in a trace are not those of live prompts"
 FRAMES = "a process sends at most one frame a millisecond to another, so a token may come 1 ms later"
-PORTS = "live, workers that read KV from one prefill worker at the same time do not share its port"
-DRAWS = "whether a draft is accepted is drawn from a request's number, which is another one at a live engine"
+PORTS = "live workers that read KV from one prefill worker at the same time do not share its port"
+DRAWS = "whether a draft is accepted is drawn from the request's number, which a live engine gives itself"
 REASONS = {"llmd-weighted": REPORTS, "chwbl": NAMES, "dualmap": NAMES}
 """Why a router mode differs."""
 FRAME_S = 0.0010001
@@ -179,7 +179,7 @@ def row(case: Case, rehearsed: Requests, simulated: Requests, found: list[Differ
     """Return a row of the table."""
     if not found:
         return f"| {case.name} | {len(rehearsed)} | 0 | 0 | 0 | {f'none here; may: {case.why}' if case.why else ''} |"
-    moved = next((one.count for one in found if one.column == "worker"), 0)
+    moved = next((one.num_requests for one in found if one.column == "worker"), 0)
     late_s = next((one.largest for one in found if one.column == "first_token_s"), 0.0)
     ours, theirs = (float((each.first_token_s - each.sent_s).mean()) for each in (rehearsed, simulated))
     share = f"{(ours / theirs - 1) * 100:+.1f}%"

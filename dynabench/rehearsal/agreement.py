@@ -49,7 +49,7 @@ class Difference(NamedTuple):
     """A column in which some requests differ."""
 
     column: str
-    count: int
+    num_requests: int
     """How many requests differ."""
     request: int
     """The first of them."""
@@ -62,7 +62,7 @@ class Difference(NamedTuple):
     def __str__(self) -> str:
         """Return it as a sentence."""
         first = f"the first is request {self.request}: {self.rehearsed} rehearsed, {self.simulated} simulated"
-        return f"{self.column} differs in {self.count} requests by up to {self.largest:g}; {first}"
+        return f"{self.column} differs in {self.num_requests} requests by up to {self.largest:g}; {first}"
 
 
 def rehearsed(run: Run, workload: Workload) -> Record:
@@ -125,5 +125,7 @@ def _difference(column: str, numbers: Ints, ours: Any, theirs: Any) -> Differenc
     if not len(places):
         return None
     first = int(places[0])
-    values = (None if mask[first] else column[first] for mask, column in zip(is_unknown, (ours, theirs), strict=True))
-    return Difference(column, len(places), int(numbers[first]), *values, float(gaps.max()))
+    rehearsed, simulated = (
+        None if mask[first] else values[first] for mask, values in zip(is_unknown, (ours, theirs), strict=True)
+    )
+    return Difference(column, len(places), int(numbers[first]), rehearsed, simulated, float(gaps.max()))

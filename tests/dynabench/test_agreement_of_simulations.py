@@ -34,7 +34,7 @@ def test_a_difference_names_the_first_request_and_how_far_they_are_apart():
         intended_s=[0.0, 1.0, 2.0], isl=[4] * 3, osl=[2] * 3, worker=[0, 0, None], first_token_s=[1, 2.0000001, 3]
     )
     [found] = differences(ours, theirs)
-    assert (found.column, found.count, found.request, found.rehearsed, found.simulated) == ("worker", 2, 1, 1, 0)
+    assert (found.column, found.num_requests, found.request, found.rehearsed, found.simulated) == ("worker", 2, 1, 1, 0)
     assert str(found) == "worker differs in 2 requests by up to 1; the first is request 1: 1 rehearsed, 0 simulated"
 
 
