@@ -23,6 +23,7 @@ from serving.engines.mock.engine import Mocker
 from serving.frontend.app import Frontend
 from serving.frontend.models import Models
 from serving.frontend.server import serve_frontend
+from serving.kv_tiers.store import serve_store
 from serving.routing.service import RouterService
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -196,8 +197,20 @@ async def _router(actor: list[Actor], stopping: asyncio.Event) -> None:
         await RouterService(runtime, service, router).run()
 
 
+async def _store(actor: list[Actor], stopping: asyncio.Event) -> None:
+    await asyncio.sleep(0)
+    store, network = actor[0].program.settings
+    async with await DistributedRuntime.connect(network, stopping=stopping) as runtime:
+        await serve_store(store, await runtime.cluster_token(), stopping, on_ready=lambda: None)
+
+
 ENGINES: dict[str, Any] = {"serving.mocker": _mocker, "serving.echo": _echo}
-MAINS: dict[str, Any] = {**ENGINES, "serving.frontend": _frontend, "serving.router_service": _router}
+MAINS: dict[str, Any] = {
+    **ENGINES,
+    "serving.frontend": _frontend,
+    "serving.router_service": _router,
+    "serving.kv_store": _store,
+}
 """What runs in virtual time, by the module that its process would run."""
 
 
@@ -215,6 +228,6 @@ def _main_of(program: Program) -> Any:
     if module not in MAINS:
         raise UserError(
             f"{program.name} ({module}) cannot be rehearsed: it is not only our own code; expected mockers, echo engines, "
-            "frontends and a router"
+            "frontends, a router and a KV store"
         )
     return MAINS[module]
