@@ -421,10 +421,6 @@ class Engine:
         """Log a gap that no step of this engine ends: the last token of an answer came with its KV."""
         self.log.add_gap(since_s, until_s)
 
-    def publish_host_events(self) -> None:
-        """Put the events of host memory into the outbox, even in the middle of a step."""
-        self._core.publish_host_events()
-
     def decoded(self) -> list[Sequence]:
         """Return the sequences that get a token from decoding in the step in flight."""
         assert self.step is not None, "no step in flight"

@@ -90,9 +90,10 @@ class ClientCall:
         self._status = status
         timeline, number = self._timeline, self.number
         timeline.first_byte_s[number] = now - self._start
-        for column, header in ((timeline.worker, b"x-worker-slot"), (timeline.predicted_tokens, b"x-overlap-tokens")):
-            if (value := _number(headers.get(header))) is not None:
-                column[number] = value + (self._target.num_prefill_workers if column is timeline.worker else 0)
+        if (slot := _number(headers.get(b"x-worker-slot"))) is not None:
+            timeline.worker[number] = slot + self._target.num_prefill_workers
+        if (overlap := _number(headers.get(b"x-overlap-tokens"))) is not None:
+            timeline.predicted_tokens[number] = overlap
 
     def on_data(self, data: bytes, now: float) -> None:
         """Count the tokens of one read."""
@@ -175,6 +176,8 @@ class ClientCall:
             if reader.routing.best_tokens >= 0:
                 timeline.best_tokens[number] = reader.routing.best_tokens
             timeline.queue_depth[number] = reader.routing.queue_depth
+            if reader.routing.worker_slot is not None:
+                timeline.worker[number] = reader.routing.worker_slot + self._target.num_prefill_workers
             for name in ("host_tokens", "disk_tokens", "store_tokens"):
                 if (count := getattr(reader.routing, name)) is not None:
                     getattr(timeline, name)[number] = count

@@ -46,6 +46,8 @@ class EventRouting(msgspec.Struct):
 
     best_tokens: int
     queue_depth: int
+    worker_slot: Annotated[int, msgspec.Meta(ge=0, lt=MAX_WORKERS)] | None = None
+    """Slot of the worker that answered; the headers name one that may not have been the last."""
     host_tokens: Count | None = None
     disk_tokens: Count | None = None
     store_tokens: Count | None = None

@@ -29,6 +29,9 @@ MOMENT_S = 1e-3
 AHEAD = 64
 """The number of bodies that are prepared in advance."""
 
+ROUNDING_S = 1e-7
+"""What a sum of times may lack of what it stands for, on a clock that began long ago."""
+
 
 class LoadGenerator:
     """Sends a workload to a target, in one process."""
@@ -144,7 +147,7 @@ class LoadGenerator:
 
     def _send_due(self) -> None:
         timeline = self.timeline
-        for number, intended in self._pacer.due(self.now):
+        for number, intended in self._pacer.due(self.now + ROUNDING_S):
             timeline.intended_s[number] = intended
             timeline.num_sent += 1
             request = self._request(number)

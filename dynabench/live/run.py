@@ -76,7 +76,7 @@ def measure(
     check_history(client, workload)
     if client.url is None:
         _check_ends(client, workload)
-        run = _serving_adapters(_on_this_host(run), workload)
+        run = serving_adapters(on_this_host(run), workload)
         if not _runs_model(run.deployment):
             for engine in set(engines_of(run.deployment)):
                 check_fits(workload, engine, fail_on_too_long=run.settings.load.fail_on_too_long)
@@ -195,7 +195,7 @@ def _pools(deployment: Deployment) -> tuple[PoolUse, ...]:
     return tuple(PoolUse(pool.name, pool.role, num_ranks_of(pool), pool.num_gpus) for pool in pools if pool.replicas)
 
 
-def _on_this_host(run: Run) -> Run:
+def on_this_host(run: Run) -> Run:
     """Return a run whose workers report what the router mode needs, with a context that suits their engines.
 
     Raises:
@@ -328,7 +328,7 @@ def tokens_of_model(pool: Pool) -> range:
         raise StackError(str(error)) from error
 
 
-def _serving_adapters(run: Run, workload: Workload) -> Run:
+def serving_adapters(run: Run, workload: Workload) -> Run:
     """Let simulated engines that may serve adapters serve those that the workload's requests name, unless some are given.
 
     Raises:

@@ -93,6 +93,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._max_at_once = max_at_once
         self._num_at_once = 0
         self._num_run = 0
+        self._last: deque[asyncio.Handle] = deque()
         self._held: dict[Node, list[asyncio.Handle]] = {}
         self._tasks: dict[asyncio.Task[Any], Node | None] = {}
         self._prune_at = PRUNE_AT
@@ -143,6 +144,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             )
         return self.call_soon(callback, *args, context=context)
 
+    def call_last(self, callback: Callable[..., object], *args: Any) -> None:
+        """Call once nothing else is left to do at this instant (see `World.settled`)."""
+        self._last.append(asyncio.Handle(callback, args, self, copy_context()))
+
     def add_signal_handler(self, sig: int, callback: Callable[..., object], *args: Any) -> None:  # type: ignore[override]
         """Let `signal` call this for the node whose code this is."""
         context = copy_context()
@@ -191,7 +196,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._drop_cancelled()
         ready, scheduled = self._ready, self._scheduled
         if not ready and not self._stopping:
-            self._jump()
+            if self._last and not (scheduled and scheduled[0].when() <= self._now):
+                ready.append(self._last.popleft())
+            else:
+                self._jump()
         while scheduled and scheduled[0].when() <= self._now:
             handle = heapq.heappop(scheduled)
             handle._scheduled = False

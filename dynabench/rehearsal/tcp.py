@@ -154,7 +154,7 @@ async def create_server(
     node = this_node()
     number = sock.getsockname()[1] if sock is not None else port
     assert number
-    plane = MemoryRequests(node, number, timeout_s=PATIENCE_S)
+    plane = MemoryRequests(node, number, timeout_s=PATIENCE_S, is_direct=True)
 
     def accept(channel: Channel) -> ChannelEnd:
         return _begin(factory, channel, (node.name, number), ("client", 0))
@@ -178,7 +178,7 @@ async def create_connection(
         made.append(_begin(factory, channel, (node.name, 0), (host, port)))
         return made[0]
 
-    await MemoryRequests(node, 0, timeout_s=PATIENCE_S).dial(f"memory:{host}/{port:x}", accept)
+    await MemoryRequests(node, 0, timeout_s=PATIENCE_S, is_direct=True).dial(f"memory:{host}/{port:x}", accept)
     return made[0], made[0].get_protocol()
 
 

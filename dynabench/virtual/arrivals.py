@@ -32,6 +32,7 @@ class Arrivals:
         """Total delay of all requests between their clients and the router."""
         self.waits_for_answers = load.is_closed or load.max_concurrency is not None or workload.has_dependencies
         """Whether the end of a request may let others arrive."""
+        self._notes_sent = load.max_concurrency is not None  # otherwise requests are sent when they are meant to be
         self._columns = workload.columns
         self._pacer = Pacer(workload, load)  # decides who arrives when
         self._overhead = overhead
@@ -65,6 +66,8 @@ class Arrivals:
         self._awaited_s = -1.0
         for number, intended in self._pacer.due(now):
             self._log.intended_s[number] = intended
+            if self._notes_sent:
+                self._log.sent_s[number] = now
             if self.counter is not None:
                 self.counter.on_arrival(self._columns.lengths(number)[0])
             passed = self._passed_on(number, now) if self._has_way else now

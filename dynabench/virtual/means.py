@@ -1,6 +1,5 @@
 """What a simulation derives from a deployment: routers, delays and sizes, as means over its workers where these differ."""
 
-import random
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from mocker.timing.choose import SimulatedEngine
 from mocker.timing.kv_size import KvSize, kv_size_of
 from serving.engines.mock.costs import step_costs_of
 from serving.model.card import Role
-from serving.router import Router, RouterConfig, StepCosts
+from serving.router import Router, RouterConfig, StepCosts, choices_of
 
 
 def router_of(run: Run, engines: Sequence[SimulatedEngine], role: Role) -> Router:
@@ -25,7 +24,7 @@ def router_of(run: Run, engines: Sequence[SimulatedEngine], role: Role) -> Route
         deployment.mode_of(role),
         with_load_costs(with_step_costs(deployment.router, of_role), of_role, ports),
         block_size=of_role[0].config.block_size,
-        rng=random.Random(f"{'prefill ' if role == 'prefill' else ''}router {run.seed}"),
+        rng=choices_of(role, run.seed),
         closed_events=True,
         stage=role,
         follows_events=deployment.sharing.conditional_disagg != "never",

@@ -245,7 +245,7 @@ def _requests(cluster: Cluster, workload: Workload, load: LoadConfig) -> Request
     ranks = np.array([engine.config.max_model_len or np.iinfo(np.int32).max for engine in cluster.engines])
     requests = log.finish(
         rows,
-        sent_s=intended_s[rows],
+        sent_s=(intended_s if load.max_concurrency is None else log.noted("sent_s"))[rows],
         first_byte_s=log.noted("first_token_s")[rows],
         done_s=log.noted("last_token_s")[rows],
         isl=columns.input_length,

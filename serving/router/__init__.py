@@ -6,7 +6,7 @@ from serving.router.config import RouterConfig, StepCosts
 from serving.router.decision import RoutingDecision
 from serving.router.policies.modes import ROUTER_MODES, Mode, check_live_mode, check_registered_mode, wants_kv_events
 from serving.router.policies.policy import Policy
-from serving.router.router import Router
+from serving.router.router import Router, choices_of
 
 __all__ = [
     "ROUTER_MODES",
@@ -22,5 +22,6 @@ __all__ = [
     "StepCosts",
     "check_live_mode",
     "check_registered_mode",
+    "choices_of",
     "wants_kv_events",
 ]

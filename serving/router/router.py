@@ -32,7 +32,13 @@ from serving.router.policies.modes import Mode
 from serving.router.policies.policy import Policy, choose, within_bound
 from serving.router.tiers import BeyondGpu
 
+Stage = Literal["aggregated", "prefill", "decode"]
 NOTHING_ON_GPU: Final[dict[int, int]] = {}
+
+
+def choices_of(stage: Stage, seed: int) -> random.Random:
+    """Return the random choices of a stage's router: the same live and in virtual time, but others for each stage."""
+    return random.Random(f"{'prefill ' if stage == 'prefill' else ''}router {seed}")
 
 
 class Router:
@@ -46,7 +52,7 @@ class Router:
         block_size: int,
         rng: random.Random,
         closed_events: bool = False,
-        stage: Literal["aggregated", "prefill", "decode"] = "aggregated",
+        stage: Stage = "aggregated",
         follows_events: bool = False,
         many_ranks: int = MANY_RANKS,
     ) -> None:

@@ -3,12 +3,11 @@
 import asyncio
 import itertools
 import logging
-import random
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from serving.model.card import Role
-from serving.router import Prompt, PromptBlocks, Router, RouterConfig, RoutingDecision
+from serving.router import Prompt, PromptBlocks, Router, RouterConfig, RoutingDecision, choices_of
 from serving.router.books import RankBooks
 from serving.router.decision import NoWorkersError
 from serving.routing.following import Following, WorkerTraits
@@ -47,7 +46,7 @@ class LiveRouting:
             mode,
             config,
             block_size=block_size,
-            rng=random.Random(f"router {seed}"),
+            rng=choices_of(stage, seed),
             stage=stage,
             follows_events=follows_events,
         )

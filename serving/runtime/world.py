@@ -13,6 +13,7 @@ import random
 import time
 from collections.abc import Iterator
 from contextvars import ContextVar
+from typing import Any
 from uuid import UUID
 
 from serving.runtime.step_timer import StepTimer
@@ -56,6 +57,13 @@ class World:
         """Return a timer that is as precise as `now`, for the running loop."""
         return StepTimer(self.now, is_virtual=self.is_virtual)
 
+    async def settled(self) -> None:
+        """In virtual time, return once nothing else is left to do at this instant; otherwise immediately.
+
+        Code takes no time there, so whoever begins something that does, such as a step of an engine, first lets
+        everything arrive that comes at the same instant.
+        """
+
 
 class SeededWorld(World):
     """A simulated node: the same seed and name give the same randomness, and time is the running loop's."""
@@ -92,9 +100,21 @@ class SeededWorld(World):
         now = self.now()
         return EPOCH_NS + self._ahead_ns + round(now * 1e9) + round(now * self._drift * 1e9)
 
+    async def settled(self) -> None:
+        """See `World`."""
+        loop: Any = asyncio.get_running_loop()
+        is_settled = loop.create_future()
+        loop.call_last(_set, is_settled)
+        await is_settled
+
     def jump(self, by_s: float) -> None:
         """Set the wall clock forwards (s), or back if negative, as an operator or a time server does."""
         self._ahead_ns += round(by_s * 1e9)
+
+
+def _set(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 _WORLD: ContextVar[World] = ContextVar("world", default=World())  # noqa: B039 (what changes in it is its owner's)

@@ -8,7 +8,7 @@ from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import refuse_idle_settings
 from dynabench.experiment.no_effect import no_effect
-from dynabench.live.run import _serving_adapters
+from dynabench.live.run import serving_adapters
 from mocker import EngineConfig
 from reports.summarize import summarize
 from reports.tables.adapters import adapter_grid
@@ -97,7 +97,7 @@ def test_from_the_synthesizer_to_the_report(tmp_path):
 
 def test_live_mockers_serve_the_adapters_that_requests_name_unless_some_are_given():
     def served(pool):
-        run = _serving_adapters(Run.alone(Settings(Deployment(pools=(pool,)))), workload("b", "", "a"))
+        run = serving_adapters(Run.alone(Settings(Deployment(pools=(pool,)))), workload("b", "", "a"))
         return run.deployment.pools[0].mocker.adapter_names
 
     assert served(Pool(mocker=LORA)) == ("b", "a")

@@ -14,7 +14,7 @@ from dynabench.deployment.flags import PoolConfig, RoleConfig, simulated_pools
 from dynabench.deployment.processes import deployment_programs
 from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.live.run import _on_this_host
+from dynabench.live.run import on_this_host
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.life import DisaggregationConfig
@@ -222,7 +222,7 @@ def test_a_prefill_worker_that_names_no_endpoint_has_that_of_its_role():
 
 def events_of(**settings):
     """Return which roles report KV events in a run."""
-    deployment = _on_this_host(Run.alone(Settings(apart(**settings)))).deployment
+    deployment = on_this_host(Run.alone(Settings(apart(**settings)))).deployment
     return {pool.role: pool.worker.kv_events for pool in deployment.pools}
 
 

@@ -15,6 +15,8 @@ from dynabench.rehearsal.loop import (
     run,
 )
 from serving.runtime.memory.network import Network
+from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.world import SeededWorld, World, within, world
 
 
 def a_network():
@@ -74,12 +76,14 @@ async def listen():
     await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
 
 
-@pytest.mark.parametrize(
-    ("outside", "name"),
-    [(connect, "create_connection"), (start_a_process, "subprocess_exec"), (listen, "create_server")],
-)
-def test_nothing_outside_of_the_process_can_be_used(outside, name):
-    with pytest.raises(OutsideError, match=f"calls {name} of its event loop"):
+def test_nothing_outside_of_the_process_can_be_used():
+    with pytest.raises(OutsideError, match="calls subprocess_exec of its event loop"):
+        run(start_a_process())
+
+
+@pytest.mark.parametrize("outside", [connect, listen])
+def test_only_nodes_connect_to_each_other(outside):
+    with pytest.raises(RuntimeUnavailableError, match="this code runs in none of them"):
         run(outside())
 
 
@@ -270,3 +274,36 @@ def test_a_closed_loop_can_be_closed_again():
     loop.close()
     loop.close()
     assert loop.is_closed()
+
+
+def test_who_waits_until_an_instant_is_settled_goes_on_after_all_else_of_it():
+    async def main():
+        seen = []
+
+        async def others(count):
+            await asyncio.sleep(1.0)
+            for turn in range(count):
+                seen.append(f"turn {turn}")
+                await asyncio.sleep(0)
+
+        async def settles():
+            await asyncio.sleep(1.0)
+            await world().settled()
+            seen.append(f"settled at {now() - begun:g} s")
+
+        begun = now()
+        with within(SeededWorld(1, "a")):
+            await asyncio.gather(settles(), others(3))
+        return seen
+
+    assert run(main()) == ["turn 0", "turn 1", "turn 2", "settled at 1 s"]
+
+
+def test_on_a_real_clock_every_instant_is_settled_at_once():
+    async def main():
+        seen = []
+        asyncio.get_running_loop().call_soon(seen.append, "something else")
+        await World().settled()
+        return list(seen)
+
+    assert asyncio.run(main()) == []

@@ -10,7 +10,7 @@ SHORTEST_S = 0.001
 
 
 class WallClock:
-    """Calls back at times of `World.now`, up to two milliseconds late."""
+    """Calls back at times of `World.now`: in virtual time exactly, otherwise up to two milliseconds late."""
 
     @property
     def now(self) -> float:
@@ -19,7 +19,10 @@ class WallClock:
 
     def at(self, time: float, priority: int, callback: Callable[[], object]) -> None:
         """Call back as soon as possible after a time."""
+        loop = asyncio.get_running_loop()
         if (left_s := time - world().now()) <= 0:
-            asyncio.get_running_loop().call_soon(callback)
+            loop.call_soon(callback)
+        elif world().is_virtual:
+            loop.call_at(time, callback)
         else:
-            asyncio.get_running_loop().call_later(max(left_s, SHORTEST_S), self.at, time, priority, callback)
+            loop.call_later(max(left_s, SHORTEST_S), self.at, time, priority, callback)

@@ -119,7 +119,7 @@ class Mocker:
             context_length=most
             or (None if worker.model_path else min(self._simulated.longest_sequence, BYTES_CONTEXT)),
             num_ranks=simulated.num_engines,
-            has_kv_events=worker.kv_events and simulated.config.enable_prefix_caching and simulated.num_ranks == 1,
+            has_kv_events=worker.kv_events and simulated.num_ranks == 1,  # without a cache, there are none to miss
             step_costs=step_costs_of(simulated),
             guided_decoding=NO_GRAMMAR,
             continues_constrained=True,

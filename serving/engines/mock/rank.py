@@ -159,8 +159,9 @@ class MockEngine:
             self._intake.close()
 
     async def _step(self, engine: Engine, timer: StepTimer) -> None:
-        now = self._now()  # uvloop's own clock only counts milliseconds
+        now, settled = self._now(), world().settled  # uvloop's own clock only counts milliseconds
         while True:
+            await settled()
             self._bell.clear()  # a ring from here on may be too late for this step
             try:
                 step = engine.schedule(now)
@@ -197,7 +198,6 @@ class MockEngine:
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
-        self.engine.publish_host_events()
         events = self.engine.outbox.take_events() + tiers.take_events()
         beyond = tiers.take_reports()
         if self._events is not None and (events or beyond):
