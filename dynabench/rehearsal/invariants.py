@@ -13,7 +13,6 @@ from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, Kind, Weather
 from dynabench.rehearsal.stage import Actor, Stage
 from foundation.ordered_set import OrderedSet
-from mocker.vllm.block_pool import BlockPool
 from serving.engines.mock.live import live_of
 from serving.life.flight import Flight
 from serving.life.leg import Leg
@@ -426,9 +425,10 @@ def _known_blocks(name: str, routing: LiveRouting, workers: Mapping[int, Actor])
         if worker is None or worker.engine is None or traits is None or not traits.has_kv_events:
             continue
         pool = getattr(worker.engine.ranks[rank.dp_rank].engine._core, "pool", None)
-        if not isinstance(pool, BlockPool):
+        found = getattr(pool, "_index", None)  # of a `BlockPool`, by block
+        if found is None:
             continue  # others cache parts of prompts, which an index of whole prefixes cannot have
-        cached, known = set(pool._index), _held(index, slot)
+        cached, known = set(found), _held(index, slot)
         if cached != known:
             numbers = f"{len(known - cached)} blocks that it has not, and misses {len(cached - known)} of {len(cached)}"
             yield Violation("known", f"{name} knows of {worker.program.name} {numbers}")

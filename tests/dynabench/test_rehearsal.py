@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -13,8 +14,8 @@ from benchmarks.mutations import MUTATIONS
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
 from dynabench.rehearsal.client import Answer, Question
-from dynabench.rehearsal.faults import Fault, bursts
-from dynabench.rehearsal.invariants import Met, of_answers, of_failures
+from dynabench.rehearsal.faults import Fault, Kind, bursts
+from dynabench.rehearsal.invariants import INVARIANTS, Met, of_answers, of_failures
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
@@ -152,3 +153,9 @@ def test_an_overload_asks_what_was_asked_before_at_once():
         (4, 1.5, [0], None),
         (5, 2.5, [2], None),
     ]
+
+
+def test_the_page_has_every_invariant_and_every_kind_of_fault():
+    page = (ROOT / "docs/rehearsal.md").read_text()
+    assert [name for name, said in INVARIANTS.items() if f"| `{name}` | {said} |" not in page] == []
+    assert [kind for kind in get_args(Kind) if f"`{kind}`" not in page] == []
