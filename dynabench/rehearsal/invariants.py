@@ -317,7 +317,17 @@ def _idle(worker: Actor) -> Iterator[Violation]:
             yield Violation("released", f"{name} has KV of {held} prompts that is held, awaited and being read")
 
 
-CACHES = frozenset({"Run.ids", "Run.children", "PrefixIndex._runs", "BlockLedger._parents", "ByteTable.escaped"})
+CACHES = frozenset(
+    {
+        "KnownTier.whole",
+        "KnownTier.parts",
+        "Run.ids",
+        "Run.children",
+        "PrefixIndex._runs",
+        "BlockLedger._parents",
+        "ByteTable.escaped",
+    }
+)
 """What is as large as the KV caches of engines, or as the alphabet."""
 CONTAINERS = (list, dict, set, deque, OrderedSet)
 
