@@ -53,8 +53,9 @@ from workloads.shape import ShapeConfig
 KIND = "bench"
 LONGEST = 8
 """How many times as long as set a load may last at most."""
-STEADY = 2
-"""Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
+STEADY = 1
+"""Requests that are sent for less than so many times as long as one takes show how a load begins, not how it is. They count for
+at least `LIFETIMES`; the last of a stream is sent up to one such time before the end, and some take longer."""
 LONGER = 1.1
 """A load whose limits are not known counts for so many times as long as the missing requests should take."""
 SETTLED = 2.5
@@ -195,7 +196,7 @@ def _unsteady(run: Record) -> str:
     if not 0 < span < STEADY * p90:
         return ""
     return (
-        f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}, or a "
+        f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(LIFETIMES * p90)}, or a "
         "longer workload"
     )
 

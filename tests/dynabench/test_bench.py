@@ -497,3 +497,28 @@ def test_loads_that_fail_decide_nothing_and_end_the_climb(url, tmp_path, monkeyp
     assert [row[:2] for row in found.rows] == [["1", "yes"], ["2", "no"], ["4", "no"]]
     assert found.verdict.startswith("1 stream: ")
     assert "Not valid at concurrency 4: 5 of 9 requests failed." in found.verdict
+
+
+def test_a_calibration_leaves_out_loads_that_are_not_valid_and_names_them(url, tmp_path, monkeypatch, capsys):
+    def measured(run, workload, **options):
+        record = measure(run, workload, **options)
+        return replace(record, notes=("5 of 9 requests failed",) * (run.settings.load.concurrency > 1))
+
+    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    out, _, _ = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
+    assert [load.load.concurrency for load in read_loads((out,))] == [1]
+    said = capsys.readouterr().err
+    assert "concurrency 2 is left out, because it is not valid: 5 of 9 requests failed" in said
+    with pytest.raises(UserError, match="no run is valid"):
+        read_loads((out / "runs" / "concurrency-2",))
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(2.5, False), (0.4, True)])
+def test_a_load_that_lasts_as_long_as_the_default_is_never_too_short(url, tmp_path, seconds, is_said):
+    out, _, _ = run_bench(asked(url, out=tmp_path / "b", concurrency="1"), console=Terminal())
+    _, [record] = folder.read(out / "runs" / "concurrency-1")
+    requests = record.requests
+    took = float(np.percentile(np.asarray(requests.done_s - requests.intended_s), 90))
+    sent = requests.intended_s[0] + np.linspace(0, max(seconds - 1, seconds / 2) * took, len(requests))
+    shifted = replace(requests, intended_s=sent, done_s=sent + took, is_measured=np.ones(len(requests), bool))
+    assert bool(run._unsteady(replace(record, requests=shifted))) is is_said
