@@ -2,7 +2,7 @@
 
 1  4  16  64  128        steps get smaller where throughput grows more slowly than the load; 128 gives no more than 64
        32                closer to the knee: does it lie between 16 and 64?
-          24 28          closer to the highest load within the limits, if there are any
+          24 28          closer to the highest load within the limits, if there are any, and to where loads stop being valid
 """
 
 import math
@@ -21,7 +21,7 @@ SCALES = 0.75
 GROWTH = 1.12
 """Throughput that grows by less when the load is doubled is about as high as it gets: the next step would mostly wait."""
 CLOSE = 1.5
-"""The knee lies between loads that differ by less than this factor."""
+"""The knee lies between loads that differ by less than this factor, and so does where loads stop being valid."""
 
 Seeks = Literal["knee", "limits"]
 
@@ -31,7 +31,7 @@ class Tried(NamedTuple):
 
     load: float
     throughput: float
-    """0 if nothing was answered."""
+    """0 if nothing was answered, or the load is not valid."""
     is_met: bool | None
     """Whether all limits hold; None if there are none, or if that is not known."""
 
@@ -99,16 +99,21 @@ class Climb:
         found = []
         if (edge := self._edge_of_limits()) is not None:
             found.append((*edge, 1 + self._closeness))
+        if (edge := self._edge_of_valid()) is not None:
+            found.append((*edge, CLOSE))
         if self._seeks == "knee" and (edge := self._edge_of_knee()) is not None:
             found.append((*edge, CLOSE))
         return found
 
     def _edge_of_limits(self) -> tuple[float, float] | None:
-        """Return the highest load within the limits, and the lowest beyond them."""
-        held, missed = edge_of_limits([each.is_met for each in self.tried])
-        if held is None or missed is None or held + 1 < missed:
-            return None
-        return self.tried[held].load, self.tried[missed].load
+        """Return the lowest load beyond the limits, and the one below it, which holds them or of which it is not known."""
+        _, missed = edge_of_limits([each.is_met for each in self.tried])
+        return (self.tried[missed - 1].load, self.tried[missed].load) if missed else None
+
+    def _edge_of_valid(self) -> tuple[float, float] | None:
+        """Return the lowest load that gives nothing valid, and the one below it."""
+        place = next((place for place, each in enumerate(self.tried) if not each.throughput), None)
+        return (self.tried[place - 1].load, self.tried[place].load) if place else None
 
     def _edge_of_knee(self) -> tuple[float, float] | None:
         """Return the lowest load with nearly the highest throughput, and the one below it."""

@@ -37,13 +37,13 @@ from reports import folder, gate
 from reports.figures.conditions import Condition
 from reports.figures.insight import of_conversations
 from reports.figures.limit_intervals import attainment_interval, limit_interval
-from reports.figures.metrics import per_request
-from reports.figures.outcomes import Outcome
+from reports.figures.metrics import LEAST_SAMPLES, per_request
+from reports.figures.outcomes import SHARES, Exceeding, Outcome
 from reports.figures.slo import good_requests
 from reports.figures.statistics import blocks_of
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
-from reports.sweep.curve import requests_per_s, throughput
+from reports.sweep.curve import FAILED, has_failed, requests_per_s, throughput
 from reports.sweep.points import AnyPoint, Point, Sweep
 from serving.runtime.config import masked
 from workloads import Workload
@@ -53,8 +53,11 @@ from workloads.shape import ShapeConfig
 KIND = "bench"
 LONGEST = 8
 """How many times as long as set a load may last at most."""
-STEADY = 2
-"""Requests that count for less than so many times as long as one takes show how a load begins, not how it is."""
+STEADY = 1
+"""Requests that are sent for less than so many times as long as one takes show how a load begins, not how it is. They count for
+at least `LIFETIMES`; the last of a stream is sent up to one such time before the end, and some take longer."""
+LONGER = 1.1
+"""A load whose limits are not known counts for so many times as long as the missing requests should take."""
 SETTLED = 2.5
 """Requests do not count at first, for so many times as long as one takes (of conversations: as one lasts): streams begin evenly
 within one such time."""
@@ -193,7 +196,7 @@ def _unsteady(run: Record) -> str:
     if not 0 < span < STEADY * p90:
         return ""
     return (
-        f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(STEADY * p90)}, or a "
+        f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(LIFETIMES * p90)}, or a "
         "longer workload"
     )
 
@@ -215,6 +218,18 @@ def _with_intervals(outcomes: Sequence[Outcome], limits: Sequence[Condition], ru
         return outcome if isinstance(interval, str) else outcome.within(interval, limit.value)
 
     return list(map(of, outcomes))
+
+
+def _samples_lacking(point: Point, limits: Sequence[Condition], runs: Sequence[Record]) -> float:
+    """Return how many times as many samples as in these runs the limits need that are not known; 0 if more decide nothing."""
+    if not point.outcomes or point.state != "unknown":
+        return 0.0
+    unknown = {outcome.limit for outcome in point.outcomes if outcome.state == "unknown"}
+    return max(
+        LEAST_SAMPLES[round(100 * SHARES[limit.statistic])] / max(Exceeding.of(limit, runs).total, 1)
+        for limit in limits
+        if str(limit) in unknown
+    )
 
 
 def _lifetimes_s(run: Record) -> float:
@@ -293,7 +308,8 @@ class _Line:
     def learn(self, load: float, point: Point) -> None:
         """Note what came of a load."""
         self.points[load] = point
-        is_met = None if not point.outcomes or point.state == "unknown" else point.state == "met"
+        is_known = bool(point.outcomes) and point.state != "unknown" and (not point.notes or has_failed(point))
+        is_met = point.state == "met" if is_known else None
         self._climb.learn(Tried(load, 0.0 if point.notes else throughput(point), is_met))
 
 
@@ -342,6 +358,9 @@ class _Work:
                 clients *= 2
                 self._console.say(f"{arm.name}: the client could not keep up; again with {clients} processes")
                 runs = self._measured(sent.workload, arm, clients, least_s=_lifetimes_s(runs[0]))
+            if longer_s := self._longer_s(arm, runs):
+                self._console.say(f"{arm.name}: too few requests to know the limits; again for {longer_s:.0f} s")
+                runs = self._measured(sent.workload, arm, clients, least_s=longer_s, precision=0.0)
             if not (runs and all(run.is_complete for run in runs)):
                 return
             for remark in of_conversations(runs):
@@ -357,8 +376,21 @@ class _Work:
         is_limited = any(is_client_limited(run.notes) for run in runs)
         return is_limited and 2 * clients <= (os.cpu_count() or 1) and not self._interrupt.is_asked
 
-    def _measured(self, workload: Workload, arm: Arm, clients: int, *, least_s: float = 0.0) -> list[Record]:
-        """Measure a load once per repeat, for at least this time (s)."""
+    def _longer_s(self, arm: Arm, runs: list[Record]) -> float:
+        """Return how long a load has to count (s) to know all limits; 0 if that is known, or would take too long."""
+        limits, duration_s = self._asked.experiment.limits, self._asked.config.duration_s
+        if not (limits and runs and all(run.is_complete for run in runs)) or self._interrupt.is_asked:
+            return 0.0
+        measured = [run.measured for run in runs]
+        counted_s = max(float(np.ptp(run.requests.intended_s)) for run in measured) or duration_s
+        longer_s = LONGER * counted_s * _samples_lacking(self._point(arm, runs), limits, measured)
+        has_time = longer_s * len(runs) < self._end_s - monotonic()
+        return max(longer_s, duration_s) if 0 < longer_s <= LONGEST * duration_s and has_time else 0.0
+
+    def _measured(
+        self, workload: Workload, arm: Arm, clients: int, *, least_s: float = 0.0, precision: float | None = None
+    ) -> list[Record]:
+        """Measure a load once per repeat, for at least this time (s), or until its means are precise."""
         runs: list[Record] = []
         experiment = self._asked.experiment
         assert arm.settings.client is not None
@@ -369,7 +401,7 @@ class _Work:
         for run in runs_of([arm], experiment.repeats, experiment.seed):
             self._view.begin(arm)
             with self._interrupt.obeyed():
-                enough = Enough(least_s, config.precision)
+                enough = Enough(least_s, config.precision if precision is None else precision)
                 runs.append(measure(run, workload, view=self._view, interrupt=self._interrupt, enough=enough))
             if self._interrupt.is_asked:
                 break
@@ -385,7 +417,7 @@ class _Work:
         point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
         attempted, most = point.requests or 0, self._asked.client.max_failed_share
         if point.outcomes and point.failed and point.failed > most * attempted:
-            missed = Outcome("failed requests", "missed", reason=f"{point.failed:,} of {attempted:,}")
+            missed = Outcome(FAILED, "missed", reason=f"{point.failed:,} of {attempted:,}")
             point = structs.replace(point, outcomes=[*point.outcomes, missed])
         return point
 

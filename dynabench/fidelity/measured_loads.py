@@ -1,5 +1,6 @@
 """What past live runs measured at each load: the requests that were sent, how, and the times of their answers."""
 
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from msgspec import structs
 from dynabench.apis import endpoint_of
 from dynabench.experiment.source import load_workload
 from foundation.errors import UserError
-from foundation.text import one_line
+from foundation.text import one_line, printable
 from reports import folder
 from reports.exports.answers import model_of
 from reports.figures.metrics import of_each, share
@@ -59,13 +60,15 @@ class MeasuredLoad:
 
 
 def read_loads(folders: tuple[Path, ...]) -> list[MeasuredLoad]:
-    """Read the live runs of results folders, in the order of their loads.
+    """Read the live runs of results folders that are valid, in the order of their loads; name the others on stderr.
 
     Raises:
-        UserError: a folder has no live run, a run has no answers, or its workload cannot be read any more.
+        UserError: a folder has no live run, no run is valid, one has no answers, or its workload cannot be read any more.
     """
     each = [path for given in folders for path in runs_within(given)]
     found = [load for path in each for load in _loads_of(path)]
+    if each and not found:
+        raise UserError(f"{', '.join(map(str, folders))}: no run is valid, so nothing can be fitted")
     return sorted(found, key=lambda load: load.in_system)
 
 
@@ -74,8 +77,14 @@ def _loads_of(path: Path) -> list[MeasuredLoad]:
     live = [run for run in runs if run.is_live]
     if not live:
         raise UserError(f"{path} has no live run; expected the folder of dynabench run --url")
+    for run in live:
+        if run.notes:
+            print(
+                printable(f"{path}: {run.arm} is left out, because it is not valid: {'; '.join(run.notes)}"),
+                file=sys.stderr,
+            )
     try:
-        return [_load(path, manifest, run) for run in live]
+        return [_load(path, manifest, run) for run in live if not run.notes]
     except (WorkloadError, KeyError, TypeError, msgspec.ValidationError) as error:
         raise UserError(
             f"{path}: its workload cannot be read again ({one_line(str(error))}); files are looked for as they were named then"

@@ -163,7 +163,8 @@ def _curves(sweep: Swept) -> Iterator[tuple[LoadCurve, KeyEntry]]:
     """Yield each line along the load; nothing along another axis."""
     if sweep.axis in AXES:
         for name, line in sweep.lines.items():
-            yield LoadCurve(name, sweep.axis, line), sweep.key[name]
+            valid = [point for point in line if not point.notes]  # others are no measure of the server
+            yield LoadCurve(name, sweep.axis, valid or line), sweep.key[name]
 
 
 def searched(rows: Sequence[SearchResult], key: Key) -> Chart | None:

@@ -14,8 +14,8 @@ LINES = ("router_mode", "endpoint", "model", "sweep")
 """Settings whose values have a curve each."""
 NEAR = 0.95
 """The share of the highest throughput from which on more load brings little."""
-
-
+FAILED = "failed requests"
+"""The limit that a load misses of which more requests failed than are allowed."""
 KEPT = 0.9
 """A rate is kept up with if at least this share of what is sent in a time is answered within it."""
 
@@ -27,6 +27,8 @@ class LoadCurve(NamedTuple):
     """Empty if there is only one."""
     axis: str
     points: list[Point]
+    invalid: Sequence[Point] = ()
+    """Loads that are not valid, so no measure of the server, except that more requests failed than are allowed."""
 
     def at(self, point: Point) -> float:
         """Return the load of a point."""
@@ -51,19 +53,19 @@ class LoadCurve(NamedTuple):
     @property
     def held(self) -> Point | None:
         """The highest load within the limits below the lowest that misses one."""
-        held, _ = edge_of_limits(list(map(_holds, self.points)))
-        return None if held is None else self.points[held]
+        held, _ = edge_of_limits(list(map(_holds, self.judged)))
+        return None if held is None else self.judged[held]
 
     @property
     def found(self) -> FoundLoad:
         """The same load, with what is certain of it."""
-        low, high = edge_of_limits(list(map(_surely_holds, self.points)))
+        low, high = edge_of_limits(list(map(_surely_holds, self.judged)))
         held, missed, low_at, high_at = (
             None if point is None else self.at(point)
             for point in (
                 self.held,
                 self.missed,
-                *(None if place is None else self.points[place] for place in (low, high)),
+                *(None if place is None else self.judged[place] for place in (low, high)),
             )
         )
         return FoundLoad(self.name, self.axis, held, missed, (low_at, high_at))
@@ -71,12 +73,34 @@ class LoadCurve(NamedTuple):
     @property
     def missed(self) -> Point | None:
         """The lowest load that misses a limit."""
-        _, missed = edge_of_limits(list(map(_holds, self.points)))
-        return None if missed is None else self.points[missed]
+        _, missed = edge_of_limits(list(map(_holds, self.judged)))
+        return None if missed is None else self.judged[missed]
+
+    @property
+    def unknown(self) -> list[Point]:
+        """The loads below the lowest that misses a limit of which it is not known."""
+        _, missed = edge_of_limits(list(map(_holds, self.judged)))
+        return [point for point in self.judged[:missed] if _holds(point) is None]
+
+    @property
+    def judged(self) -> list[Point]:
+        """The points that say whether the limits hold: valid ones, and those with too many failures."""
+        return sorted([*self.points, *filter(has_failed, self.invalid)], key=self.at)
+
+    @property
+    def beyond(self) -> Point | None:
+        """The lowest load above all valid ones that is not valid."""
+        above = [point for point in self.invalid if self.at(point) > self.at(self.points[-1])]
+        return min(above, key=self.at, default=None)
 
     def load(self, point: Point) -> str:
         """Say how much is sent at a point."""
         return load_in_words(self.axis, self.at(point))
+
+
+def has_failed(point: Point) -> bool:
+    """Return whether a point misses the limits because more requests failed than are allowed."""
+    return any(outcome.limit == FAILED and outcome.state == "missed" for outcome in point.outcomes)
 
 
 def _holds(point: Point) -> bool | None:
@@ -138,11 +162,19 @@ def curves(points: Sequence[Point], *, axis: str | None = None) -> list[LoadCurv
     if axis is None or not varied <= {axis, *LINES}:
         return []
     lines: dict[str, list[Point]] = {}
-    for point in [point for point in points if not point.notes] or points:  # others are no measure of the server
+    for point in points:
         name = ", ".join(str(point.changes[each]) for each in LINES if each in varied and each in point.changes)
         lines.setdefault(name, []).append(point)
-    found = [LoadCurve(name, axis, line) for name, line in lines.items()]
-    return [curve._replace(points=sorted(curve.points, key=curve.at)) for curve in found if len(curve.points) >= least]
+    is_any_valid = not all(point.notes for point in points)
+    found = [_curve(name, axis, line, is_any_valid=is_any_valid) for name, line in lines.items()]
+    return [curve for curve in found if len(curve.points) >= least]
+
+
+def _curve(name: str, axis: str, points: Sequence[Point], *, is_any_valid: bool) -> LoadCurve:
+    """Return a curve of the points that are valid, or of all if none is on any curve."""
+    by_load = sorted(points, key=lambda point: float(point.changes[axis]))
+    valid = [point for point in by_load if not (point.notes and is_any_valid)]
+    return LoadCurve(name, axis, valid, [point for point in by_load if point.notes and is_any_valid])
 
 
 def load_in_words(axis: str, load: float) -> str:
@@ -161,16 +193,33 @@ def verdict(found: Sequence[LoadCurve], *, has_limits: bool) -> str:
 
 
 def _within_limits(curve: LoadCurve) -> str:
-    held, missed = curve.held, curve.missed
+    held, missed, unknown = curve.held, curve.missed, curve.unknown
     why = outcomes_in_words(outcome for outcome in missed.outcomes if outcome.state == "missed") if missed else ""
-    if held is not None and missed is not None:
-        return f"The limits hold up to {curve.load(held)} ({_rate(held)}{_interval(curve)}); at {curve.load(missed)}: {why}."
-    if held is not None:
-        return f"The limits hold at every load tried, up to {curve.load(held)} ({_rate(held)})."
-    if missed is not None:
-        return f"No load tried holds the limits; at {curve.load(missed)}: {why}."
-    reasons = {outcome.reason for point in curve.points for outcome in point.outcomes if outcome.state == "unknown"}
-    return f"It is not known whether the limits hold: {'; '.join(sorted(reasons)) or 'nothing was answered'}."
+    if held is None and missed is None:
+        return f"It is not known whether the limits hold: {_why_unknown(unknown) or 'nothing was answered'}."
+    if held is None:
+        known = "No load tried is known to hold the limits" if unknown else "No load tried holds the limits"
+    elif missed is None and not unknown:
+        tried = "valid load" if curve.invalid else "load tried"
+        return f"The limits hold at every {tried}, up to {curve.load(held)} ({_rate(held)})."
+    else:
+        known = f"The limits hold up to {curve.load(held)} ({_rate(held)}{_interval(curve)})"
+    beyond = f"; at {curve.load(missed)}: {why}" if missed else ""
+    return f"{known}{beyond}.{_not_known(curve)}"
+
+
+def _not_known(curve: LoadCurve) -> str:
+    """Say at which loads it is not known whether the limits hold, and why not at the highest of these."""
+    if not curve.unknown:
+        return ""
+    *others, last = curve.unknown
+    loads = " and ".join(filter(None, [", ".join(f"{curve.at(point):g}" for point in others), curve.load(last)]))
+    return f" It is not known whether they hold at {loads} ({_why_unknown([last])})."
+
+
+def _why_unknown(points: Sequence[Point]) -> str:
+    reasons = {outcome.reason for point in points for outcome in point.outcomes if outcome.state == "unknown"}
+    return "; ".join(sorted(reasons))
 
 
 def _interval(curve: LoadCurve) -> str:
@@ -199,7 +248,7 @@ def _keeps_up(curve: LoadCurve) -> str:
         else ""
     )
     if beyond is None:
-        return f"{said}, the highest load tried." if said else "Nothing was answered."
+        return f"{said}, {_end(curve)}." if said else "Nothing was answered."
     only = f"of {curve.load(beyond[0])}, {beyond[1]:.3g} are answered"
     return f"{said}; {only}." if said else f"No rate tried is answered as fast as it is sent: {only}."
 
@@ -211,38 +260,59 @@ def _knee(curve: LoadCurve) -> str:
         return "Nothing was answered."
     last = curve.points[-1]
     if len(curve.points) == 1:
-        return f"{curve.load(last)[0].upper()}{curve.load(last)[1:]}: {_rate(last)}, {_ttft(last)}."
+        only = f", {_end(curve)}" if curve.beyond else ""
+        return f"{curve.load(last)[0].upper()}{curve.load(last)[1:]}: {_rate(last)}, {_latency(last)}{only}."
     if first is last:
-        return f"Throughput still grew at {curve.load(last)}, the highest load tried ({_rate(last)}), so its highest is not known."
+        return (
+            f"Throughput still grew at {curve.load(last)}, {_end(curve)} ({_rate(last)}), so its highest is not known."
+        )
     share = throughput(first) / throughput(highest)
     if first is highest:
-        return f"Throughput is highest at {curve.load(first)} ({_rate(first)}, {_ttft(first)}); more load only waits."
+        return (
+            f"Throughput is highest at {curve.load(first)} ({_rate(first)}, {_latency(first)}); more load only waits."
+        )
     give = "gives" if curve.at(first) == 1 else "give"
     what = f"{curve.load(first)} {give} {share:.0%} of the highest throughput ({_rate(first)} of {number(throughput(highest))})"
     what = what[0].upper() + what[1:]
     return f"{what} at {_ratio(first, highest)} of {curve.load(highest)} ({_both(first, highest)})."
 
 
+def _end(curve: LoadCurve) -> str:
+    """Say why no higher load counts."""
+    return f"the highest valid load below {curve.load(curve.beyond)}" if curve.beyond else "the highest load tried"
+
+
+def has_tokens(points: Sequence[Point]) -> bool:
+    """Return whether any answer came token by token, so that it has a TTFT."""
+    return any(point.ttft_sched.mean is not None for point in points)
+
+
+def _median(point: Point) -> tuple[str, float | None]:
+    """Return the latency that says most, with its name: the TTFT or, of answers that come whole, E2E."""
+    return ("TTFT", point.ttft_sched.p50) if has_tokens([point]) else ("E2E latency", point.e2e_sched.p50)
+
+
 def _ratio(first: Point, highest: Point) -> str:
-    here, there = first.ttft_sched.p50, highest.ttft_sched.p50
+    (name, here), (_, there) = _median(first), _median(highest)
     if not here or not there:
-        return "the TTFT"
+        return f"the {name}"
     share = here / there
     if share > 0.95:
-        return "about the TTFT"
+        return f"about the {name}"
     for parts, word in ((2, "half"), (3, "a third"), (4, "a quarter"), (5, "a fifth"), (10, "a tenth")):
         if abs(share * parts - 1) < 0.1:
-            return f"{word} {'of ' * (parts > 2)}the TTFT"
-    return f"{share:.0%} of the TTFT"
+            return f"{word} {'of ' * (parts > 2)}the {name}"
+    return f"{share:.0%} of the {name}"
 
 
 def _both(first: Point, highest: Point) -> str:
-    here, there = (milliseconds(point.ttft_sched.p50) for point in (first, highest))
+    here, there = (milliseconds(_median(point)[1]) for point in (first, highest))
     return f"median {here} ms instead of {there} ms"
 
 
-def _ttft(point: Point) -> str:
-    return f"median TTFT {milliseconds(point.ttft_sched.p50)} ms"
+def _latency(point: Point) -> str:
+    name, seconds = _median(point)
+    return f"median {name} {milliseconds(seconds)} ms"
 
 
 def _rate(point: Point) -> str:
@@ -255,12 +325,24 @@ def unit(point: Point) -> str:
 
 
 def _compared(found: Sequence[LoadCurve]) -> list[str]:
-    """Compare the highest throughputs of several curves."""
-    known = [(curve, throughput(best)) for curve in found if curve.name and (best := curve.highest)]
-    if len(known) < 2:
+    """Compare the highest throughputs of several curves or, if loads beyond one of them are not valid, those at a load of all."""
+    named = [curve for curve in found if curve.name and curve.highest]
+    if len(named) < 2:
         return []
+    at_load = (
+        _highest_of_all(named) if any(curve.beyond and curve.knee is curve.points[-1] for curve in named) else None
+    )
+    if at_load is None:
+        what, known = "Highest throughput", [(curve, throughput(best)) for curve in named if (best := curve.highest)]
+    else:
+        what = f"Throughput at {load_in_words(named[0].axis, at_load)}, the highest load that is valid for all"
+        known = [(curve, throughput(point)) for curve in named for point in curve.points if curve.at(point) == at_load]
     known.sort(key=lambda each: -each[1])
     first, most = known[0]
     others = [f"{curve.name} {number(rate)} ({rate / most - 1:+.0%})" for curve, rate in known[1:]]
-    of = unit(first.points[0])
-    return [f"Highest throughput: {first.name} {number(most)} {of}, {', '.join(others)}."]
+    return [f"{what}: {first.name} {number(most)} {unit(first.points[0])}, {', '.join(others)}."]
+
+
+def _highest_of_all(found: Sequence[LoadCurve]) -> float | None:
+    """Return the highest load that all curves have."""
+    return max(set.intersection(*({curve.at(point) for point in curve.points} for curve in found)), default=None)

@@ -141,6 +141,19 @@ OF_CURVES: tuple[Figure, ...] = (
     ("offered/s", lambda point: _hundredths(point.offered_per_s)),
 )
 """The same for endpoints of others at several loads."""
+OF_WHOLE: tuple[Figure, ...] = (
+    OF_CURVES[0],
+    ("E2E p50", lambda point: milliseconds(point.e2e_sched.p50)),
+    ("E2E p95", lambda point: milliseconds(point.e2e_sched.p95)),
+    *(
+        figure
+        for figure in OF_CURVES[1:]
+        if figure[0] in ("req/s", "failed", "requests", "E2E mean", "hits", "offered/s")
+    ),
+)
+"""The same if no answer came token by token, so none has a TTFT."""
+VALID: Figure = ("valid", lambda point: "no" if point.notes else "yes")
+"""Only if a load is not valid."""
 FLEET: tuple[Figure, ...] = (
     ("within limits", lambda point: share(point.goodput.attainment if point.goodput else None)),
     ("GPU-hours", lambda point: hours(point.fleet.gpu_h) if point.fleet else "n/a"),
@@ -218,13 +231,14 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
     is_bench = _is_bench(manifest)
     if is_bench:
         axes = _axes(points) or [manifest["sweep"]["axis"]]
-    rest = _without(OF_CURVES if is_bench else FIGURES, limited)
     possible = [point for point in points if isinstance(point, Point)]
+    rest = _without(_of_loads(possible) if is_bench else FIGURES, limited)
+    marks = [VALID] if is_bench and any(point.notes for point in possible) else []
     fleet = _fleet(possible, has_limits=bool(manifest["limits"]))
     columns = (
-        [("limits", _held if is_bench else _margin), *fleet, *limited, *rest, GOODPUT]
+        [("limits", _held if is_bench else _margin), *marks, *fleet, *limited, *rest, GOODPUT]
         if manifest["limits"]
-        else [*([] if is_bench else WITHOUT_LIMITS), *fleet, *rest]
+        else [*([] if is_bench else WITHOUT_LIMITS), *marks, *fleet, *rest]
     )
     return {
         "title": "Every load" if is_bench else "Every combination",
@@ -245,6 +259,13 @@ def _gridded(points: list[AnyPoint], limited: list[Figure], manifest: dict[str, 
         ),
         "best": _best(possible),
     }
+
+
+def _of_loads(points: Sequence[Point]) -> list[Figure]:
+    """Return the columns of measured loads: failures come first where there are any."""
+    figures = OF_CURVES if curve.has_tokens(points) else OF_WHOLE
+    has_failed = any(point.failed for point in points)
+    return sorted(figures, key=lambda figure: not (has_failed and figure[0] == "failed"))
 
 
 def _best(points: list[Point]) -> dict[str, list[str]]:

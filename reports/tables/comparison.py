@@ -36,7 +36,9 @@ def comparison(summary: Summary, *, is_whole: bool = True) -> Grid:
 def too_few(figures: Iterable[tuple[str, Sequence[str]]]) -> str:
     """Say why percentiles are not known, given the cells of each figure; nothing if all are."""
     unknown = " ".join(label for label, cells in figures if "n/a" in cells)
-    lacking = [f"a p{share} needs {least:,}" for share, least in LEAST_SAMPLES.items() if f" p{share}" in unknown]
+    lacking = [
+        f"a p{share} needs {least:,}" for share, least in LEAST_SAMPLES.items() if least > 1 and f" p{share}" in unknown
+    ]
     return f"n/a: too few requests; {' and '.join(lacking)}." if lacking else ""
 
 

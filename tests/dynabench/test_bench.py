@@ -65,6 +65,35 @@ def test_a_climb_ends_where_nothing_is_answered_or_the_range_ends():
     assert loads(lambda load: 40 * load)[:6] == [1, 4, 16, 64, 256, 1024]
 
 
+def test_a_climb_goes_closer_to_where_loads_stop_being_valid():
+    assert loads(lambda load: 40 * load if load <= 8 else 0) == [1, 4, 16, 8, 11, 6]
+
+
+def test_a_climb_within_limits_goes_on_below_a_miss_where_nothing_is_known():
+    climb = Climb((1, 1024), is_range=True, is_whole=True, seeks="limits")
+    tried = []
+    while (load := climb.next()) is not None:
+        tried.append(load)
+        climb.learn(Tried(load, load, None if load < 4 else load <= 5))
+    assert tried == [1, 4, 16, 8, 6, 5]
+    climb = Climb((1, 1024), is_range=True, is_whole=True, seeks="limits")
+    while (load := climb.next()) is not None:
+        climb.learn(Tried(load, load, None if load <= 5 else False))
+    assert [each.load for each in climb.tried] == [1, 4, 5, 6, 8, 16]
+
+
+def test_a_load_counts_longer_if_that_makes_its_limits_known(url, tmp_path, capsys):
+    slow = asked(url, out=tmp_path / "b", slo=("ttft.p95 <= 60s",), concurrency="1", duration_s=0.2)
+    _, _, found = run_bench(slow, console=Terminal())
+    assert found.points[0].state == "met"
+    assert found.points[0].requests >= 72
+    assert "concurrency 1: too few requests to know the limits; again for 1 s" in capsys.readouterr().out
+    never = asked(url, out=tmp_path / "c", slo=("ttft.p99 <= 60s",), concurrency="1")
+    _, _, found = run_bench(never, console=Terminal())
+    assert found.points[0].state == "unknown"
+    assert "again" not in capsys.readouterr().out
+
+
 def test_a_climb_ends_where_loads_cannot_come_closer():
     climb = Climb((1, 50), is_range=True, is_whole=False, seeks="limits", closeness=0.0001)
     tried = []
@@ -476,6 +505,32 @@ def test_loads_that_fail_decide_nothing_and_end_the_climb(url, tmp_path, monkeyp
 
     monkeypatch.setattr("dynabench.bench.run.measure", measured)
     _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="1..64"), console=Terminal())
-    assert [point.name for point in found.points] == ["concurrency 1", "concurrency 4"]
+    assert [point.name for point in found.points] == ["concurrency 1", "concurrency 2", "concurrency 4"]
+    assert [row[:2] for row in found.rows] == [["1", "yes"], ["2", "no"], ["4", "no"]]
     assert found.verdict.startswith("1 stream: ")
     assert "Not valid at concurrency 4: 5 of 9 requests failed." in found.verdict
+
+
+def test_a_calibration_leaves_out_loads_that_are_not_valid_and_names_them(url, tmp_path, monkeypatch, capsys):
+    def measured(run, workload, **options):
+        record = measure(run, workload, **options)
+        return replace(record, notes=("5 of 9 requests failed",) * (run.settings.load.concurrency > 1))
+
+    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    out, _, _ = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
+    assert [load.load.concurrency for load in read_loads((out,))] == [1]
+    said = capsys.readouterr().err
+    assert "concurrency 2 is left out, because it is not valid: 5 of 9 requests failed" in said
+    with pytest.raises(UserError, match="no run is valid"):
+        read_loads((out / "runs" / "concurrency-2",))
+
+
+@pytest.mark.parametrize(("seconds", "is_said"), [(2.5, False), (0.4, True)])
+def test_a_load_that_lasts_as_long_as_the_default_is_never_too_short(url, tmp_path, seconds, is_said):
+    out, _, _ = run_bench(asked(url, out=tmp_path / "b", concurrency="1"), console=Terminal())
+    _, [record] = folder.read(out / "runs" / "concurrency-1")
+    requests = record.requests
+    took = float(np.percentile(np.asarray(requests.done_s - requests.intended_s), 90))
+    sent = requests.intended_s[0] + np.linspace(0, max(seconds - 1, seconds / 2) * took, len(requests))
+    shifted = replace(requests, intended_s=sent, done_s=sent + took, is_measured=np.ones(len(requests), bool))
+    assert bool(run._unsteady(replace(record, requests=shifted))) is is_said

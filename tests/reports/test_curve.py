@@ -106,6 +106,66 @@ def test_throughput_that_still_grows_has_no_highest():
     )
 
 
+def test_what_is_not_known_below_a_miss_is_said():
+    unknown = [
+        structs.replace(at(load, 10 * load), outcomes=[Outcome(LIMIT, "unknown", reason="8 samples; a p95 needs 72")])
+        for load in (1, 2)
+    ]
+    missed = at(8, 80, 0.7, state="missed")
+    (found,) = curve.curves([*unknown, missed])
+    assert curve.verdict([found], has_limits=True).startswith(
+        "No load tried is known to hold the limits; at 8 streams: ttft.p95 <= 500 ms missed by 40% (700 ms). "
+        "It is not known whether they hold at 1 and 2 streams (8 samples; a p95 needs 72)."
+    )
+    (found,) = curve.curves([unknown[0], at(4, 40, state="met"), missed])
+    assert curve.verdict([found], has_limits=True).startswith(
+        "The limits hold up to 4 streams (40 tokens/s); at 8 streams: ttft.p95 <= 500 ms missed by 40% (700 ms). "
+        "It is not known whether they hold at 1 stream"
+    )
+
+
+def failing(load, **changes):
+    return structs.replace(
+        at(load, 9000, **changes), notes=["most failed"], outcomes=[Outcome(curve.FAILED, "missed", reason="9 of 10")]
+    )
+
+
+def test_loads_that_are_not_valid_end_a_curve_and_are_said():
+    points = [at(1, 100, state="met"), at(4, 400, state="met"), failing(16)]
+    (found,) = curve.curves(points)
+    assert found.highest is points[1]
+    assert curve.verdict([found], has_limits=False) == (
+        "Throughput still grew at 4 streams, the highest valid load below 16 streams (400 tokens/s), so its highest is not known."
+    )
+    assert curve.verdict([found], has_limits=True).startswith(
+        "The limits hold up to 4 streams (400 tokens/s; less than 16 for certain); at 16 streams: failed requests missed: 9 of 10."
+    )
+    assert (found.found.load, found.found.missed_at) == (4, 16)
+
+
+def test_throughputs_are_compared_at_a_load_of_all_if_one_endpoint_was_gone_beyond_it():
+    whole = [at(load, rate, endpoint="a") for load, rate in ((1, 100), (4, 400), (16, 500), (32, 501))]
+    found = curve.curves([*whole, at(1, 90, endpoint="b"), failing(4, endpoint="b")], axis="concurrency")
+    assert curve.verdict(found, has_limits=False).endswith(
+        "Throughput at 1 stream, the highest load that is valid for all: a 100 tokens/s, b 90 (-10%)."
+    )
+
+
+WHOLE = [
+    structs.replace(
+        one, ttft_sched=NOTHING, itl=NOTHING, e2e_sched=Quantiles(one.ttft_sched.mean, *[one.ttft_sched.mean] * 3)
+    )
+    for one in GROWING
+]
+
+
+def test_of_answers_that_come_whole_the_e2e_latency_is_said():
+    (found,) = curve.curves(WHOLE)
+    assert curve.verdict([found], has_limits=False).endswith(
+        "at 11% of the E2E latency of 64 streams (median 100.0 ms instead of 900.0 ms)."
+    )
+
+
 def test_the_highest_load_within_the_limits_is_below_the_first_that_misses_one():
     points = [
         at(1, 100, state="met"),
