@@ -74,7 +74,7 @@ class LoadGenerator:
         self._open: dict[int, ClientCall] = {}
         self._deadlines: deque[tuple[float, ClientCall]] = deque()
         self._heads: dict[Api, bytes] = {}
-        self._awaited_s = 0.0
+        self._paced_s = self._awaited_s = 0.0
         self._is_over = False
         self._wake = asyncio.Event()
         self._pool: HttpPool
@@ -131,12 +131,12 @@ class LoadGenerator:
             self._prepare(1)
             next_s = pacer.next_s()
             if next_s is None:
-                self._awaited_s = float("inf")
+                self._paced_s = self._awaited_s = math.inf
                 self._wake.clear()
                 if not (pacer.is_over or self._is_over):
                     await self._wake.wait()
                 continue
-            self._awaited_s = next_s
+            self._paced_s = self._awaited_s = next_s
             while (slack := start + next_s - clock()) > 0.002 and self._prepare(1):
                 await asyncio.sleep(0)
                 next_s = pacer.next_s() or next_s
@@ -247,11 +247,22 @@ class LoadGenerator:
         next_s = self._pacer.next_s()
         if next_s is not None and next_s <= at:
             self._send_due()
-        elif next_s is not None and next_s < self._awaited_s:
-            self._awaited_s = next_s
-            asyncio.get_running_loop().call_later(next_s - at, self._send_due)
+        self._send_sooner(at)
         if self._pacer.is_over or next_s is not None:
             self._wake.set()
+
+    def _send_sooner(self, at: float) -> None:
+        """Send what is due before anything that is awaited, at its time."""
+        next_s = self._pacer.next_s()
+        if next_s is not None and next_s < self._awaited_s:
+            self._awaited_s = next_s
+            asyncio.get_running_loop().call_later(max(next_s - at, 0.0), self._send_awaited)
+
+    def _send_awaited(self) -> None:
+        """Send what was awaited; from now on only what is paced is, and what may be due before it."""
+        self._awaited_s = self._paced_s
+        self._send_due()
+        self._send_sooner(self.now)
 
 
 def client_facts(generator: LoadGenerator) -> dict[str, float]:

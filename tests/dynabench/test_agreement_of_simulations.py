@@ -6,6 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from dynabench.arm import Run, Settings
+from dynabench.deployment.description import Deployment
 from dynabench.rehearsal.agreement import differences, rehearsed
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
@@ -73,3 +74,28 @@ def as_live_code_names_blocks(workload: Workload, *, size: int) -> Workload:
         return replace(request, hash_ids=(*names, *rest))
 
     return Workload(workload.name, size, [named(request) for request in workload.requests])
+
+
+def test_turns_are_sent_when_they_are_due_after_think_times():
+    # The last request is far away; until then each answer makes another turn due, a little later than the one before.
+    turns = [
+        Request(0.001 * stream, 32, 4, (stream, stream), session=f"s{stream}", after=(), delay_s=0.0)
+        for stream in range(4)
+    ]
+    for turn in range(1, 4):
+        turns += [
+            Request(
+                0.0,
+                32,
+                4,
+                (stream, turn),
+                session=f"s{stream}",
+                after=(4 * (turn - 1) + stream,),
+                delay_s=0.3 + 0.1 * stream,
+            )
+            for stream in range(4)
+        ]
+    turns.append(Request(60.0, 32, 4, (9, 9)))
+    record = rehearsed(Run.alone(Settings(Deployment())), Workload("w", 16, turns))
+    assert record.requests.succeeded.all()
+    assert float((record.requests.sent_s - record.requests.intended_s).max()) < 0.002

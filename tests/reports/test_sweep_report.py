@@ -297,9 +297,7 @@ def test_what_is_limited_has_an_interval_over_repeats(tmp_path):
     points = [point("a", 0.1, outcomes=[whole])]
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
     assert found.rows[0][1:3] == ["met by 0.5%~", "59.70 [57.22, 62.18]"]
-    assert found.verdict.endswith(
-        "~: the 95% interval includes the limit, so more repeats could change the result."
-    )
+    assert found.verdict.endswith("~: the 95% interval includes the limit, so more repeats could change the result.")
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert [line[f"{LIMIT}.interval.{end}"][:7] for end in ("low", "high")] == ["0.05721", "0.06218"]
