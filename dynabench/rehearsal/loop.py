@@ -316,6 +316,9 @@ def run(main: Coroutine[Any, Any, Result], *, max_s: float = math.inf, max_at_on
         finally:
             loop.close()
             gc.unfreeze()
+            with warnings.catch_warnings():  # of coroutines that the dead began and never awaited
+                warnings.simplefilter("ignore")
+                gc.collect()
             if was_collecting:
                 gc.enable()
 

@@ -191,7 +191,7 @@ def test_a_header_is_shown_without_its_value_and_read_with_it():
     [
         ("temperature=0", r"extra_body is 'temperature=0'; expected a JSON object \(JSON is malformed"),
         ("[1]", r"extra_body is '\[1\]'; expected a JSON object"),
-        ('{"stream": false}', "extra_body cannot set stream: answers are always streamed"),
+        ('{"stream": false}', "extra_body cannot set stream: use --no-stream"),
         ('{"model": "x"}', "extra_body cannot set model: use --model"),
         ('{"stream_options": {"include_usage": false}}', "expected an object without include_usage"),
         ('{"ignore_eos": false}', "extra_body cannot set ignore_eos: use --ends"),
