@@ -4,13 +4,14 @@ import asyncio
 import math
 import resource
 from collections import deque
+from typing import Any
 
 from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.broken_off import BrokenOff
 from dynabench.live.call import ClientCall
 from dynabench.live.conversations import Conversations, Repeated
-from dynabench.live.enough import CHECK_S, Enough
+from dynabench.live.enough import CHECK_S, GRACE_S, TOO_LATE, Enough, lasting_s
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
@@ -25,6 +26,8 @@ from workloads.pacing import LoadConfig
 
 AHEAD = 64
 """The number of bodies that are prepared in advance."""
+TOGETHER = 64
+"""Most requests that are sent without a look at anything else, if more are due."""
 
 
 class LoadGenerator:
@@ -40,6 +43,7 @@ class LoadGenerator:
         timeout_s: float,
         start: float | None = None,
         enough: Enough | None = None,
+        most_connections: int | None = None,
     ) -> None:
         """Prepare to send.
 
@@ -51,6 +55,7 @@ class LoadGenerator:
             timeout_s: time after which a request has failed (s).
             start: time 0 of the workload, on the clock of `time.perf_counter` (None: when `run` is called).
             enough: when to send nothing more, and await what is in flight (None: when all is sent).
+            most_connections: how many may be open at once; what would need another fails (None: no limit).
         """
         self.timeline = Timeline(len(workload))
         self._workload = workload
@@ -59,6 +64,8 @@ class LoadGenerator:
         self._timeout_s = timeout_s
         self._start = start
         self._enough = enough
+        self._most_connections = most_connections
+        self._broken: asyncio.Future[None]
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
         self._conversations = Conversations(workload.requests, self._bodies.tokens) if target.repeats_answers else None
@@ -69,6 +76,7 @@ class LoadGenerator:
         self._deadlines: deque[tuple[float, ClientCall]] = deque()
         self._heads: dict[Api, bytes] = {}
         self._awaited_s = 0.0
+        self._has_rest = False
         self._wake = asyncio.Event()
         self._pool: HttpPool
         self._timer: StepTimer
@@ -85,22 +93,40 @@ class LoadGenerator:
         return self._conversations.repeated if self._conversations is not None else Repeated()
 
     async def run(self, stop: asyncio.Event) -> Timeline:
-        """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
-        self._pool = HttpPool(self._target.url, self._target.tls, self._target.through)
+        """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set.
+
+        An error in any callback of the loop ends it, and is raised here.
+        """
+        target = self._target
+        self._pool = HttpPool(target.url, target.tls, target.through, most=self._most_connections)
         self._heads = {api: self._pool.head(path, self._target.headers_of(api)) for api, path in PATHS.items()}
         self._timer = world().step_timer()
         self._start = self._start if self._start is not None else clock() + 0.05
         cpu, started = _cpu_s(), clock()
-        tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._judge())]
+        loop = asyncio.get_running_loop()
+        self._broken, handler = loop.create_future(), loop.get_exception_handler()
+        loop.set_exception_handler(self._on_loop_error)
+        beside: asyncio.Future[Any] = asyncio.gather(self._reap(), self._judge(), self._broken)  # ends by an error only
+        pacing: asyncio.Future[Any] = asyncio.create_task(until_stopped(stop, self._pace()))
         try:
-            await until_stopped(stop, self._pace())
+            await asyncio.wait([pacing, beside], return_when=asyncio.FIRST_COMPLETED)
+            await (pacing if pacing.done() else beside)
         finally:
-            await cancel_all(*tasks)
+            await cancel_all(pacing, beside)
+            loop.set_exception_handler(handler)
             self.cpu_share = (_cpu_s() - cpu) / max(clock() - started, 1e-9)
             self._open.clear()
             await self._pool.close()
             self._timer.close()
         return self.timeline
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the run by what a callback raised; a connection's own errors are its request's."""
+        error = context.get("exception")
+        if error is None or isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif not self._broken.done():
+            self._broken.set_exception(error)
 
     @property
     def now(self) -> float:
@@ -129,13 +155,20 @@ class LoadGenerator:
                 await asyncio.sleep(0)
                 next_s = pacer.next_s() or next_s
             if slack > 0:
-                await self._timer.until(start + next_s)
+                await self._timer.until(min(start + next_s, clock() + CHECK_S))  # it may be over before
             else:
                 await asyncio.sleep(0)
 
     def _send_due(self) -> None:
+        """Send what is due, up to some; the rest follows once the loop has looked at everything else."""
+        if self._has_rest:
+            return
         timeline = self.timeline
-        for number, intended in self._pacer.due(self.now):
+        due = self._pacer.due(self.now, TOGETHER)
+        if len(due) == TOGETHER:
+            self._has_rest = True
+            asyncio.get_running_loop().call_soon(self._send_rest)
+        for number, intended in due:
             timeline.intended_s[number] = intended
             timeline.num_sent += 1
             request = self._request(number)
@@ -155,6 +188,10 @@ class LoadGenerator:
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))
             self._pool.send(self._heads[api], body, call, call.on_sent)
+
+    def _send_rest(self) -> None:
+        self._has_rest = False
+        self._send_due()
 
     def _reader(self, request: Request, api: Api, has_token_events: bool) -> AnswerReader | WholeReader:
         """Return what reads a request's answer."""
@@ -199,13 +236,30 @@ class LoadGenerator:
                     call.on_failure("timeout", now)
 
     async def _judge(self) -> None:
-        """Send nothing more once there are enough results."""
-        while self._enough is not None:
-            await asyncio.sleep(CHECK_S)
-            if self._enough.is_reached(self.timeline, self._load, self.now):
-                self._pacer.cut()
-                self._wake.set()
-                return
+        """Send nothing more once there are enough results or the time is over, and then await answers only for so long."""
+        enough = self._enough
+        if enough is None:
+            return
+        while clock() < enough.ends_at:
+            await asyncio.sleep(min(CHECK_S, max(enough.ends_at - clock(), 0.0)))
+            if enough.is_reached(self.timeline, self._load, self.now):
+                break
+        self._pacer.cut()
+        self._wake.set()
+        if enough.ends_at < math.inf:
+            await asyncio.sleep(max(enough.ends_at + GRACE_S - clock(), 0.0))
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """End what is in flight: what has taken far longer than others has failed, and the rest counts as never sent."""
+        too_long_s, now = lasting_s(self.timeline), clock()
+        for number, call in list(self._open.items()):
+            if self.now - self.timeline.intended_s[number] > too_long_s:
+                call.on_failure(TOO_LATE, now)
+            else:
+                del self._open[number]
+                self._pacer.on_end(number, self.now)
+        self._wake.set()
 
     def _on_end(self, call: ClientCall, now: float) -> None:
         """Record the end of a request, and send those that waited for it."""
