@@ -35,7 +35,7 @@ from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
-from reports.figures.insight import of_conversations
+from reports.figures.insight import of_conversations, of_usage
 from reports.figures.limit_intervals import attainment_interval, limit_interval
 from reports.figures.metrics import per_request
 from reports.figures.outcomes import Outcome
@@ -318,6 +318,7 @@ class _Work:
         self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
         self._console = console
         self._end_s = clock() + (asked.config.within_s or math.inf)
+        self._has_said_usage = False
         self.untried: list[str] = []
         """Loads for which there was no time."""
 
@@ -360,7 +361,9 @@ class _Work:
             if not runs:
                 self._console.say(f"{arm.name}: left out, because it had not enough answers yet")
                 return
-            for remark in of_conversations(runs):
+            usage = [] if self._has_said_usage else of_usage(runs)  # the same at every load
+            self._has_said_usage |= bool(usage)
+            for remark in [*of_conversations(runs), *usage]:
                 self._console.say(f"{arm.name}: {remark}")
             known = self._point(arm, runs)
             self._keep(sent, arm, runs)

@@ -298,6 +298,7 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "tokens": float(timeline.total_tokens),
         "tokens_together": float(min(timeline.num_together, timeline.total_tokens)),
         "without_usage": float(timeline.num_unstated),
+        "wrong_usage": float(timeline.num_wrong),
         "without_done": float(timeline.num_without_last),
         "reasoning_tokens": float(timeline.num_reasoning),
         "hidden_reasoning": float(timeline.num_hidden),

@@ -33,7 +33,7 @@ from foundation.errors import UserError
 from reports import folder
 from reports.sweep import report
 from tests.support import commands
-from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, chunk, strange_server, usage
+from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, chunk, says, strange_server, usage
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -415,6 +415,31 @@ def test_an_endpoint_that_refuses_every_form_of_prompts_is_refused_with_its_reas
         pytest.raises(UserError, match=r"as token ids: .*; prompts as text: .*; prompts as text to chat: "),
     ):
         run_bench(asked(address, out=tmp_path / "b"), console=Terminal())
+
+
+def test_an_endpoint_that_errs_now_and_then_can_be_measured(tmp_path):
+    numbers = itertools.count(1)
+
+    async def answer(reader, writer):
+        if next(numbers) % 3 == 0:
+            writer.write(b"HTTP/1.1 500 No\r\nconnection: close\r\ncontent-length: 4\r\n\r\nboom")
+        else:
+            writer.write(HEAD + chunk(EVENT) + chunk(FINISH + usage(16, 1) + DONE) + b"0\r\n\r\n")
+        await writer.drain()
+
+    with strange_server(answer) as address:
+        first = asked(address, out=tmp_path / "b", model=("m",), concurrency="1", client={"max_failed_share": 0.5})
+        _, manifest, found = run_bench(first, console=Terminal())
+    assert re.search(
+        r"; 1 of 3 requests failed before the first load, one with: HTTP 500: boom$", manifest["head"]["Server"]
+    )
+    assert found.points[0].requests > found.points[0].failed > 0
+
+
+def test_a_benchmark_says_once_that_the_counts_of_a_server_are_unusable(tmp_path, capsys):
+    with strange_server(says(EVENT, EVENT, FINISH + usage(16, -7) + DONE)) as address:
+        run_bench(asked(address, out=tmp_path / "b", model=("m",)), console=Terminal())
+    assert capsys.readouterr().out.count("so the server's counts are unusable: ") == 1
 
 
 def test_the_command_measures_an_endpoint(url, tmp_path):
