@@ -3,7 +3,6 @@
 A plain state machine for both clocks: `due` returns what may be sent now, and `on_end` reports what ended.
 """
 
-import sys
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
@@ -76,10 +75,10 @@ class Pacer:
                     time = opens_s
         return time
 
-    def due(self, now: float, most: int = sys.maxsize) -> list[tuple[int, float]]:
-        """Take up to `most` requests that are due, each with the time at which it was meant to be sent."""
+    def due(self, now: float) -> list[tuple[int, float]]:
+        """Take the requests that are due, each with the time at which it was meant to be sent."""
         taken: list[tuple[int, float]] = []
-        while len(taken) < most and (time := self.next_s()) is not None and time <= now:
+        while (time := self.next_s()) is not None and time <= now:
             if self._ready and self._ready[0][0] == time:
                 intended, number = heappop(self._ready)
             else:

@@ -76,7 +76,7 @@ class LoadGenerator:
         self._deadlines: deque[tuple[float, ClientCall]] = deque()
         self._heads: dict[Api, bytes] = {}
         self._awaited_s = 0.0
-        self._has_rest = False
+        self._due: deque[tuple[int, float]] = deque()
         self._wake = asyncio.Event()
         self._pool: HttpPool
         self._timer: StepTimer
@@ -116,6 +116,7 @@ class LoadGenerator:
             loop.set_exception_handler(handler)
             self.cpu_share = (_cpu_s() - cpu) / max(clock() - started, 1e-9)
             self._open.clear()
+            self._due.clear()
             await self._pool.close()
             self._timer.close()
         return self.timeline
@@ -161,14 +162,17 @@ class LoadGenerator:
 
     def _send_due(self) -> None:
         """Send what is due, up to some; the rest follows once the loop has looked at everything else."""
-        if self._has_rest:
+        if self._due:
             return
-        timeline = self.timeline
-        due = self._pacer.due(self.now, TOGETHER)
-        if len(due) == TOGETHER:
-            self._has_rest = True
-            asyncio.get_running_loop().call_soon(self._send_rest)
-        for number, intended in due:
+        self._due.extend(self._pacer.due(self.now))
+        self._send_some()
+
+    def _send_some(self) -> None:
+        timeline, due = self.timeline, self._due
+        if len(due) > TOGETHER:
+            asyncio.get_running_loop().call_soon(self._send_some)
+        for _ in range(min(len(due), TOGETHER)):
+            number, intended = due.popleft()
             timeline.intended_s[number] = intended
             timeline.num_sent += 1
             request = self._request(number)
@@ -188,10 +192,6 @@ class LoadGenerator:
             self._open[number] = call
             self._deadlines.append((clock() + self._timeout_s, call))
             self._pool.send(self._heads[api], body, call, call.on_sent)
-
-    def _send_rest(self) -> None:
-        self._has_rest = False
-        self._send_due()
 
     def _reader(self, request: Request, api: Api, has_token_events: bool) -> AnswerReader | WholeReader:
         """Return what reads a request's answer."""
@@ -244,6 +244,9 @@ class LoadGenerator:
             await asyncio.sleep(min(CHECK_S, max(enough.ends_at - clock(), 0.0)))
             if enough.is_reached(self.timeline, self._load, self.now):
                 break
+        for number, _ in self._due:  # these are not sent either
+            self._pacer.on_end(number, self.now)
+        self._due.clear()
         self._pacer.cut()
         self._wake.set()
         if enough.ends_at < math.inf:
