@@ -186,6 +186,9 @@ def _handled(handlers: dict[signal.Signals, Callable[[int, FrameType | None], No
 @contextlib.contextmanager
 def held_back() -> Iterator[None]:
     """Start processes to which the signals of a whole group, such as a terminal's Ctrl-C, never come: the parent ends them."""
+    from multiprocessing import resource_tracker
+
+    resource_tracker.ensure_running()  # it unblocks signals when it starts, with the first process otherwise
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     try:
         yield

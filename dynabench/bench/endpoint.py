@@ -1,6 +1,7 @@
 """What an endpoint is asked before it is measured: its models, and in which form it takes prompts."""
 
 import asyncio
+import re
 import secrets
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import uvloop
 
 from dynabench.apis import Prompts, Way, endpoint_of
 from dynabench.arm import ClientConfig
+from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import Order, send_all
 from dynabench.live.models import ReportedModel, reported_models
 from dynabench.live.run import server_at
@@ -26,6 +28,10 @@ MAX_OFF = 0.05
 """How far the length of prompts may be from what was asked for before it is said, as a share."""
 PROBES = 3
 """Requests before the first load, one after the other: the last ones say how long one takes alone."""
+ROUNDS = 3
+"""How often a form of prompts is asked so, until two requests were answered."""
+REFUSED = re.compile("HTTP 4(?!08|29)|timeout")
+"""Errors that asking again does not mend."""
 FORMS: tuple[Prompts, ...] = ("tokens", "text", "chat")
 """Forms of prompts that are tried if none is asked for, the most exact first."""
 
@@ -92,19 +98,33 @@ async def _asked(url: str, model: ReportedModel, client: ClientConfig, workload:
     first = select(workload.requests, range(min(PROBES, len(workload))))
     few = Workload(workload.name, workload.block_size, first.replace(delay_s=[0.0] * len(first)))
     for asked in ways:
-        order = Order(
-            few, server_at(url, model.id, asked), LoadConfig(concurrency=1), secrets.token_hex(8), client.timeout_s
-        )
-        requests = (await send_all(order, num_clients=1, stop=asyncio.Event())).requests
-        if not any(requests.error):
-            took = requests.done_s - requests.sent_s
+        requests = await _probed(few, server_at(url, model.id, asked), client.timeout_s)
+        answered, errors = requests[requests.succeeded], [*filter(None, requests.error)]
+        if len(answered):
+            took = answered.done_s - answered.sent_s
             said = f"{masked(url)}, model {model.id}" + f" ({model.owned_by})" * bool(model.owned_by)
-            said += f", {_named(asked.way)}{_other_lengths(requests)}"
+            said += f", {_named(asked.way)}{_other_lengths(answered)}"
+            if errors:
+                said += (
+                    f"; {len(errors)} of {len(requests)} requests failed before the first load, one with: {errors[0]}"
+                )
             return Endpoint(url, model.id, asked, said, float(took[-2:].mean()))
-        refusals.append(f"{_named(asked.way)}: {next(filter(None, requests.error))}")
+        refusals.append(f"{_named(asked.way)}: {errors[0]}")
     raise UserError(
         f"{masked(url)} does not answer {model.id} in any form of prompts that was tried. {'; '.join(refusals)}"
     )
+
+
+async def _probed(few: Workload, server: MeasuredServer, timeout_s: float) -> Requests:
+    """Send a few requests, again if they failed in a way that may pass."""
+    rounds: list[Requests] = []
+    while len(rounds) < ROUNDS:
+        order = Order(few, server, LoadConfig(concurrency=1), secrets.token_hex(8), timeout_s)
+        rounds.append((await send_all(order, num_clients=1, stop=asyncio.Event())).requests)
+        num_answered = sum(int(requests.succeeded.sum()) for requests in rounds)
+        if num_answered >= min(2, len(few)) or any(map(REFUSED.match, rounds[-1].error)):
+            break
+    return Requests.concatenate(rounds)
 
 
 def _named(way: Way) -> str:

@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -29,13 +28,14 @@ from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
 from dynabench.experiment.store import PointStore, identity_of, key_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.live.enough import LIFETIMES, Enough
+from dynabench.live.http_client import clock
 from dynabench.live.run import check_history, measure
 from dynabench.live.validity import is_client_limited
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
-from reports.figures.insight import of_conversations
+from reports.figures.insight import of_conversations, of_usage
 from reports.figures.limit_intervals import attainment_interval, limit_interval
 from reports.figures.metrics import LEAST_SAMPLES, per_request
 from reports.figures.outcomes import SHARES, Exceeding, Outcome
@@ -84,8 +84,8 @@ def run_bench(
     A folder that contains the same benchmark, interrupted, is continued.
 
     Raises:
-        UserError: an endpoint does not answer, or the folder contains something else.
-        KeyboardInterrupt: the user interrupted before the first load was done.
+        UserError: an endpoint does not answer, there was no time for any load, or the folder contains something else.
+        KeyboardInterrupt: the user interrupted before the first load had enough answers.
     """
     experiment, limits = asked.experiment, asked.experiment.limits
     if asked.config.find is not None and not limits:
@@ -122,8 +122,13 @@ def run_bench(
         work = _Work(asked, store, interrupt, BenchView(console, asked.config), console)
         is_complete = work.carry_out(lines)
         points = _by_load(lines)
+        if not points and is_complete:
+            raise UserError(
+                f"there was no time for {', '.join(work.untried)}: it had not enough answers after --within-s "
+                f"{asked.config.within_s:g}; allow more time, or send less (--osl, --duration-s, a lower load)"
+            )
         if not points:
-            raise KeyboardInterrupt("interrupted before the first load was done; nothing was written")
+            raise KeyboardInterrupt("interrupted before the first load had enough answers; nothing was written")
         with interrupt.obeyed():
             arms = [line.arm(load) for line in lines for load in line.points]
             manifest = _manifest(asked, endpoints, few, settings[0], arms)
@@ -140,7 +145,8 @@ def _by_load(lines: "Sequence[_Line]") -> list[AnyPoint]:
 
 
 def _identifying(asked: Asked) -> dict[str, Any]:
-    return {"urls": asked.urls, "--model": asked.config.model, "sent": asked.sent, "bench": asked.config}
+    config = replace(asked.config, within_s=None)  # which changes no load, only how many there are
+    return {"urls": asked.urls, "--model": config.model, "sent": asked.sent, "bench": config}
 
 
 def _changes(one: Endpoint, among: Sequence[Endpoint]) -> dict[str, str]:
@@ -199,6 +205,14 @@ def _unsteady(run: Record) -> str:
         f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(LIFETIMES * p90)}, or a "
         "longer workload"
     )
+
+
+def _is_enough(run: Record) -> bool:
+    """Return whether a run that was cut short has enough answers for a point, or shows why it can have none."""
+    if run.notes and len(run.requests):
+        return True
+    requests = run.measured.requests
+    return int(requests.succeeded.sum()) > 1 and float(np.ptp(requests.intended_s)) >= _lifetimes_s(run)
 
 
 def _with_intervals(outcomes: Sequence[Outcome], limits: Sequence[Condition], run: Record) -> list[Outcome]:
@@ -321,7 +335,8 @@ class _Work:
     ) -> None:
         self._asked, self._store, self._interrupt, self._view = asked, store, interrupt, view
         self._console = console
-        self._end_s = monotonic() + (asked.config.within_s or math.inf)
+        self._end_s = clock() + (asked.config.within_s or math.inf)
+        self._has_said_usage = False
         self.untried: list[str] = []
         """Loads for which there was no time."""
 
@@ -334,11 +349,12 @@ class _Work:
         with self._view, contextlib.suppress(InterruptError):
             while steps := [(line, load) for line in lines if (load := line.next()) is not None]:
                 expected_s = sum(line.expected_s(load) for line, load in steps)
-                if turn and expected_s > self._end_s - monotonic():
+                if turn and expected_s > self._end_s - clock():
                     self.untried = [line.arm(load).name for line, load in steps]
                     break
                 for line, load in steps if turn % 2 == 0 else steps[::-1]:
-                    self._try(line, load)
+                    if not turn or clock() < self._end_s:
+                        self._try(line, load)
                     if self._interrupt.is_asked:
                         return False
                 turn += 1
@@ -361,20 +377,27 @@ class _Work:
             if longer_s := self._longer_s(arm, runs):
                 self._console.say(f"{arm.name}: too few requests to know the limits; again for {longer_s:.0f} s")
                 runs = self._measured(sent.workload, arm, clients, least_s=longer_s, precision=0.0)
-            if not (runs and all(run.is_complete for run in runs)):
+            is_cut = self._interrupt.is_asked or clock() >= self._end_s
+            runs = [run for run in runs if _is_enough(run)] if is_cut else runs
+            if not runs:
+                self._console.say(f"{arm.name}: left out, because it had not enough answers yet")
                 return
-            for remark in of_conversations(runs):
+            usage = [] if self._has_said_usage else of_usage(runs)  # the same at every load
+            self._has_said_usage |= bool(usage)
+            for remark in [*of_conversations(runs), *usage]:
                 self._console.say(f"{arm.name}: {remark}")
             known = self._point(arm, runs)
             self._keep(sent, arm, runs)
-            self._store.keep(arm, known)
+            if not is_cut:  # a benchmark that is continued measures it whole
+                self._store.keep(arm, known)
         line.learn(load, known)
         self._view.keep(known)
 
     def _can_be_faster(self, runs: list[Record], clients: int) -> bool:
         """Return whether the client distorted runs, and more processes may not."""
         is_limited = any(is_client_limited(run.notes) for run in runs)
-        return is_limited and 2 * clients <= (os.cpu_count() or 1) and not self._interrupt.is_asked
+        has_time = sum(run.wall_s for run in runs) < self._end_s - clock() and not self._interrupt.is_asked
+        return is_limited and has_time and 2 * clients <= (os.cpu_count() or 1)
 
     def _longer_s(self, arm: Arm, runs: list[Record]) -> float:
         """Return how long a load has to count (s) to know all limits; 0 if that is known, or would take too long."""
@@ -384,7 +407,7 @@ class _Work:
         measured = [run.measured for run in runs]
         counted_s = max(float(np.ptp(run.requests.intended_s)) for run in measured) or duration_s
         longer_s = LONGER * counted_s * _samples_lacking(self._point(arm, runs), limits, measured)
-        has_time = longer_s * len(runs) < self._end_s - monotonic()
+        has_time = longer_s * len(runs) < self._end_s - clock()
         return max(longer_s, duration_s) if 0 < longer_s <= LONGEST * duration_s and has_time else 0.0
 
     def _measured(
@@ -401,7 +424,7 @@ class _Work:
         for run in runs_of([arm], experiment.repeats, experiment.seed):
             self._view.begin(arm)
             with self._interrupt.obeyed():
-                enough = Enough(least_s, config.precision if precision is None else precision)
+                enough = Enough(least_s, config.precision if precision is None else precision, self._end_s)
                 runs.append(measure(run, workload, view=self._view, interrupt=self._interrupt, enough=enough))
             if self._interrupt.is_asked:
                 break

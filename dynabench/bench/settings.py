@@ -47,8 +47,8 @@ class BenchConfig:
     would see too few of them."""
 
     within_s: Positive | None = None
-    """Time for the whole benchmark (s): a load that would take longer than what is left of it is not tried (default: as
-    long as it takes)."""
+    """Time for all loads (s): a load that would take longer than what is left of it is not tried, and one that does is cut short:
+    it counts if it has enough answers (default: as long as it takes)."""
 
     precision: Share = 0.05
     """A load is done sooner, from 100 requests on, if the 95% intervals of its mean TTFT and E2E latency are within this share of

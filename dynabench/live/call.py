@@ -185,6 +185,8 @@ class ClientCall:
                 timeline.prefill_worker[number] = reader.routing.prefill_slot
         self._note_stages(reader.timing)
         stated = usage.completion_tokens if usage is not None else None
+        is_wrong = usage is not None and usage.is_wrong
+        timeline.num_wrong += is_wrong
         if not reader.has_tokens:
             timeline.osl[number] = stated or 0
             timeline.num_without_tokens += not stated
@@ -192,7 +194,7 @@ class ClientCall:
             timeline.num_unstated += usage is None
             return
         if not stated:
-            timeline.num_unstated += 1
+            timeline.num_unstated += not is_wrong
         elif stated != self._count:
             if self._has_token_events:
                 raise AnswerError(f"{self._count} tokens arrived of {stated}")

@@ -54,6 +54,8 @@ class Order(NamedTuple):
     timeout_s: float
     enough: Enough | None = None
     """When to send nothing more (None: when all is sent)."""
+    most_connections: int | None = None
+    """How many each client may have open at once; what would need another fails (None: no limit)."""
 
 
 async def send_all(
@@ -71,12 +73,12 @@ async def send_all(
     Raises:
         UserError: a client may not open as many connections as the load needs.
     """
-    _make_room(order, num_clients)
+    order = order._replace(most_connections=_make_room(order, num_clients))
     if num_clients == 1:
         return await _send(order, start, stop, on_stats)
     if order.enough is not None:  # clients that end at different times would change the load
         load = dataclasses.replace(order.load, measure_s=order.enough.least_s)
-        order = order._replace(load=load, enough=Enough(math.inf, 0.0))
+        order = order._replace(load=load, enough=Enough(math.inf, 0.0, order.enough.ends_at))
     shards = shares(order.workload, num_clients)
     async with _clients([_part(order, shards, place) for place in range(len(shards))]) as connections:
         for connection in connections:
@@ -97,8 +99,8 @@ async def send_all(
     return _merged(parts, shards)
 
 
-def _make_room(order: Order, num_clients: int) -> None:
-    """Let each client open as many connections as it needs.
+def _make_room(order: Order, num_clients: int) -> int | None:
+    """Let each client open as many connections as it needs; return its limit if it may need more: nothing else limits an open loop.
 
     Raises:
         UserError: it may not.
@@ -114,6 +116,7 @@ def _make_room(order: Order, num_clients: int) -> None:
             f"{setting} {at_once} needs {needed:,} open files in each of {num_clients} client processes, but the hard limit "
             f"is {limit:,}; raise it (ulimit -Hn {needed}; of a container, --ulimit nofile={needed}), or use --clients {enough}"
         )
+    return None if at_once else limit - OTHER_FILES
 
 
 @contextlib.asynccontextmanager
@@ -182,6 +185,7 @@ async def _send(
         timeout_s=order.timeout_s,
         start=start,
         enough=order.enough,
+        most_connections=order.most_connections,
     )
 
     async def tell() -> None:
@@ -202,8 +206,11 @@ async def _send(
 
 def _client(connection: Connection, order: Order) -> None:
     """Run a client process: report that it is ready, receive the start time, report progress, send the measurements."""
-    connection.send("ready")
-    start = connection.recv()
+    try:
+        connection.send("ready")
+        start = connection.recv()
+    except (EOFError, ConnectionError):  # our parent was interrupted, or is gone
+        return
 
     async def run() -> ClientRecords:
         stop = asyncio.Event()

@@ -13,6 +13,10 @@ from workloads.pacing import LoadConfig
 CHECK_S = 0.25
 LIFETIMES = 2.5
 """Requests are sent for at least so many times as long as one takes (p90), or the load is never steady."""
+GRACE_S = 2.0
+"""When the time is over, requests in flight have so long to end."""
+TOO_LATE = "no answer when the time was over"
+"""Why a request failed that had taken several times as long as others by then."""
 LEAST = 100
 """Fewest measured requests whose means may be precise; a 95th percentile with an interval needs 72."""
 BLOCKS = 10
@@ -26,6 +30,8 @@ class Enough(NamedTuple):
     """How long requests count (s), unless they take so long that it would see too few of them."""
     precision: float
     """Less time is enough if the 95% intervals are within this share of the means; 0: it never is."""
+    ends_at: float = math.inf
+    """When the time is over whatever there is, on the client's clock."""
 
     def is_reached(self, timeline: Timeline, load: LoadConfig, now_s: float) -> bool:
         """Return whether to send nothing more, at a time of the workload (s)."""
@@ -47,6 +53,13 @@ class Enough(NamedTuple):
         ttft = (first[known] - intended[known])[order]
         times = (e2e[order], ttft[~np.isnan(ttft)])  # embeddings have no first token
         return len(known) >= LEAST and all(width(values) <= self.precision for values in times if len(values) >= BLOCKS)
+
+
+def lasting_s(timeline: Timeline) -> float:
+    """Return several times as long as an answered request takes; 0 if none was answered."""
+    took = np.ma.filled(timeline.noted("done_s") - timeline.noted("intended_s"), np.nan)
+    took = took[~np.isnan(took)]
+    return LIFETIMES * float(np.percentile(took, 90)) if len(took) else 0.0
 
 
 def width(values: Floats) -> float:

@@ -1,10 +1,17 @@
 """What the events of a streamed answer say, in the form that chat completions have; other APIs are translated to it."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+Stated: TypeAlias = Any
+"""A count as a server states it: it may be anything, until `EventUsage` leaves out what cannot be."""
+
+
+def is_count(stated: Stated) -> bool:
+    """Return whether a server states a number of tokens that can be."""
+    return isinstance(stated, int) and not isinstance(stated, bool) and 0 <= stated < 1 << 31
 
 
 class EventFunction(msgspec.Struct):
@@ -111,22 +118,38 @@ class EventChoice(msgspec.Struct):
 class PromptDetails(msgspec.Struct):
     """Details of a prompt's tokens."""
 
-    cached_tokens: Count | None = None
+    cached_tokens: Stated = None
 
 
 class CompletionDetails(msgspec.Struct):
     """Details of an answer's tokens."""
 
-    reasoning_tokens: Count | None = None
+    reasoning_tokens: Stated = None
 
 
 class EventUsage(msgspec.Struct):
-    """The tokens that the server counted."""
+    """The tokens that the server counted, without numbers that cannot be."""
 
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
+    prompt_tokens: Stated = None
+    completion_tokens: Stated = None
     prompt_tokens_details: PromptDetails | None = None
     completion_tokens_details: CompletionDetails | None = None
+    is_wrong: Any = msgspec.field(default=False, name="(is wrong)")
+    """Whether a number was left out; no server says so itself."""
+
+    def __post_init__(self) -> None:
+        """Leave out numbers that cannot be."""
+        self.is_wrong = self.is_wrong is True
+        for part, name in (
+            (self, "prompt_tokens"),
+            (self, "completion_tokens"),
+            (self.prompt_tokens_details, "cached_tokens"),
+            (self.completion_tokens_details, "reasoning_tokens"),
+        ):
+            stated = getattr(part, name, None)
+            if stated is not None and not is_count(stated):
+                setattr(part, name, None)
+                self.is_wrong = True
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -138,9 +161,11 @@ class EventUsage(msgspec.Struct):
         """Return what is known after an earlier event, too: Anthropic's first event has the prompt, and its last the answer."""
         if earlier is None:
             return self
-        return EventUsage(
+        usage = EventUsage(
             *(getattr(self, name) if getattr(self, name) is not None else getattr(earlier, name) for name in USAGE)
         )
+        usage.is_wrong = self.is_wrong or earlier.is_wrong
+        return usage
 
 
 USAGE = EventUsage.__struct_fields__

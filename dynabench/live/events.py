@@ -99,6 +99,7 @@ class AnswerReader:
         "_has_usages",
         "_last",
         "_max_events",
+        "_max_tokens",
         "_message",
         "_num_events",
         "_num_patterns",
@@ -131,6 +132,7 @@ class AnswerReader:
             has_nvext: whether to read our frontend's report of routing and times.
             keeps_message: whether the answer is wanted as a message; then each event is parsed.
         """
+        self._max_tokens = max_tokens
         self._max_events = 16 * max_tokens + 1024  # some servers send an event for each character
         self._num_events = 0
         self._grammar = grammar
@@ -201,6 +203,16 @@ class AnswerReader:
             raise AnswerError("the answer contains no tokens")
         if not self.finish_reason:
             raise AnswerError(f"the answer ended without a finish_reason: {one_line(self._last[-200:])}")
+        if self.usage is not None and self._is_too_much(self.usage):
+            self.usage = msgspec.structs.replace(self.usage, completion_tokens=None, is_wrong=True)
+
+    def _is_too_much(self, usage: EventUsage) -> bool:
+        """Return whether a usage has more tokens than were asked for, and events do not show that the server sent more.
+
+        Some servers count the end as a token, and some let reasoning have tokens beyond the limit.
+        """
+        stated = (usage.completion_tokens or 0) - (usage.reasoning_tokens or 0)
+        return stated > self._max_tokens + 1 >= self.num_tokens
 
     @property
     def lacks_last(self) -> bool:
@@ -296,8 +308,6 @@ class AnswerReader:
     def _note_usage(self, said: Event, data: bytes) -> None:
         """Keep an event's usage; an event without one has choices."""
         if said.usage is not None:
-            if (said.usage.completion_tokens or 0) > self._max_events:
-                raise AnswerError(f"the usage is wrong: {said.usage.completion_tokens} completion tokens")
             self.usage = said.usage.after(self.usage)
         elif said.choices is msgspec.UNSET:
             raise AnswerError(f"an event is malformed (no choices): {one_line(data, 200)}")
@@ -335,7 +345,8 @@ class AnswerReader:
         """
         if usage is None or usage.completion_tokens is None or not self._has_usages or (is_end and not self.num_tokens):
             return None
-        return max(usage.completion_tokens, self.num_tokens)
+        so_far: int = max(usage.completion_tokens, self.num_tokens)
+        return so_far if so_far <= self._max_events else None
 
     def _data(self, event: bytes) -> bytes:
         """Return the data of an event; comments have none."""

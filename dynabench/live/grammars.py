@@ -14,14 +14,15 @@ import msgspec
 from dynabench.apis import Api
 from dynabench.live.event_types import (
     CompletionDetails,
-    Count,
     Delta,
     Event,
     EventChoice,
     EventFunction,
     EventUsage,
     PromptDetails,
+    Stated,
     ToolCall,
+    is_count,
 )
 
 Read = Callable[[bytes], Event | None]
@@ -47,8 +48,8 @@ def _read_chat(data: bytes) -> Event | None:
 class ResponseUsage(msgspec.Struct):
     """The tokens of a response."""
 
-    input_tokens: Count | None = None
-    output_tokens: Count | None = None
+    input_tokens: Stated = None
+    output_tokens: Stated = None
     input_tokens_details: PromptDetails | None = None
     output_tokens_details: CompletionDetails | None = None
 
@@ -136,17 +137,18 @@ def response_end(status: str, details: IncompleteDetails | None) -> str:
 class MessageUsage(msgspec.Struct):
     """The tokens of a message; those of the prompt are in three parts."""
 
-    input_tokens: Count | None = None
-    cache_creation_input_tokens: Count | None = None
-    cache_read_input_tokens: Count | None = None
-    output_tokens: Count | None = None
+    input_tokens: Stated = None
+    cache_creation_input_tokens: Stated = None
+    cache_read_input_tokens: Stated = None
+    output_tokens: Stated = None
     output_tokens_details: dict[str, Any] | None = None
 
     @property
     def as_chat(self) -> EventUsage:
         """The same in a chat's words."""
         parts = (self.input_tokens, self.cache_creation_input_tokens, self.cache_read_input_tokens)
-        prompt = sum(filter(None, parts)) if self.input_tokens is not None else None
+        wrong = [part for part in parts if part is not None and not is_count(part)]
+        prompt = sum(filter(None, parts)) if self.input_tokens is not None and not wrong else (wrong or [None])[0]
         cached = None if self.cache_read_input_tokens is None else PromptDetails(self.cache_read_input_tokens)
         thought = (self.output_tokens_details or {}).get("thinking_tokens")
         details = CompletionDetails(thought) if isinstance(thought, int) and thought >= 0 else None

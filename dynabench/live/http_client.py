@@ -3,6 +3,7 @@
 import asyncio
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
@@ -22,6 +23,8 @@ IDLE_LIMIT = 1 << 16
 """Most idle connections that are kept."""
 HEAD_LIMIT = 1 << 16
 """Most bytes of an answer's head."""
+NO_CONNECTION = "no connection: the client has as many open as it may"
+"""Why a request fails for which no further connection may be opened."""
 
 
 class Exchange(Protocol):
@@ -49,7 +52,7 @@ class Message(NamedTuple):
 
 
 class HttpPool:
-    """Connections to one server, as many as there are exchanges.
+    """Connections to one server, as many as there are exchanges, up to a limit beyond which exchanges fail.
 
     A server may close a connection that it has kept just when the next request arrives. That request is sent again, on
     a new connection:
@@ -59,7 +62,10 @@ class HttpPool:
         new --sent--> busy --closed-----------------------------------> failed
     """
 
-    def __init__(self, url: str, tls: ssl.SSLContext | None = None, proxy: Proxy | None = None) -> None:
+    def __init__(
+        self, url: str, tls: ssl.SSLContext | None = None, proxy: Proxy | None = None, *, most: int | None = None
+    ) -> None:
+        """Open nothing yet; at most `most` connections are open at once (None: as many as are needed)."""
         parts = urlsplit(url)
         self.host = parts.hostname or ""
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -69,7 +75,8 @@ class HttpPool:
         self._proxy = proxy
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
-        self._dialling: dict[Exchange, asyncio.Task[None]] = {}
+        self._dialling: dict[Exchange, asyncio.Task[_Connection]] = {}
+        self._most = most
         self.num_retried = 0
         """Requests that were sent again."""
 
@@ -90,7 +97,10 @@ class HttpPool:
             if connection.is_open:
                 connection.begin(message)
                 return
-        self._dialling[exchange] = asyncio.ensure_future(self._dial(message))
+        if self._most is not None and len(self._all) + len(self._dialling) >= self._most:
+            asyncio.get_running_loop().call_soon(self._fail, message, NO_CONNECTION)  # later: it may send the next one
+            return
+        self._dial(message)
 
     def abort(self, exchange: Exchange) -> None:
         """End an exchange by closing its connection, or by not opening one."""
@@ -112,18 +122,35 @@ class HttpPool:
             connection.abort()
         await asyncio.sleep(0)
 
-    async def _dial(self, message: Message) -> None:
-        exchange = message.exchange
-        try:
-            connection = await self._open()
-        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is invalid
-            del self._dialling[exchange]
-            message.on_sent(clock())
-            reason = (error.strerror if isinstance(error, OSError) else None) or error
-            exchange.on_failure(f"cannot connect to {self.authority}: {reason}", clock())
+    def _dial(self, message: Message) -> None:
+        """Open a connection and send a request.
+
+        Exchanges are not called by the task: the loop hears at once of what a callback raises, and of a task's when
+        nobody refers to it any more.
+        """
+        self._dialling[message.exchange] = task = asyncio.ensure_future(self._open())
+        task.add_done_callback(partial(self._on_dialled, message))
+
+    def _on_dialled(self, message: Message, task: "asyncio.Task[_Connection]") -> None:
+        if task.cancelled():
             return
-        del self._dialling[exchange]
-        connection.begin(message)
+        is_wanted = self._dialling.pop(message.exchange, None) is not None
+        try:
+            connection = task.result()
+        except (OSError, UnicodeError) as error:  # UnicodeError: the host's name is invalid
+            reason = (error.strerror if isinstance(error, OSError) else None) or error
+            if is_wanted:
+                self._fail(message, f"cannot connect to {self.authority}: {reason}")
+            return
+        if is_wanted:
+            connection.begin(message)
+        else:  # it was given up just now
+            self._on_free(connection)
+
+    def _fail(self, message: Message, reason: str) -> None:
+        now = clock()
+        message.on_sent(now)
+        message.exchange.on_failure(reason, now)
 
     async def _open(self) -> "_Connection":
         """Open a connection to the server, through the proxy if there is one."""
@@ -140,7 +167,7 @@ class HttpPool:
     def _again(self, message: Message) -> None:
         """Send a request again on a new connection; it counts as sent when it first was."""
         self.num_retried += 1
-        self._dialling[message.exchange] = asyncio.ensure_future(self._dial(message._replace(on_sent=_is_sent)))
+        self._dial(message._replace(on_sent=_is_sent))
 
     def _on_made(self, connection: "_Connection") -> None:
         self._all.add(connection)

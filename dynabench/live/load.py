@@ -5,13 +5,14 @@ import dataclasses
 import math
 import resource
 from collections import deque
+from typing import Any
 
 from dynabench.apis import PATHS, WHOLE, Api
 from dynabench.live.bodies import Bodies, MeasuredServer
 from dynabench.live.broken_off import BrokenOff
 from dynabench.live.call import ClientCall
 from dynabench.live.conversations import Conversations, Repeated
-from dynabench.live.enough import CHECK_S, Enough
+from dynabench.live.enough import CHECK_S, GRACE_S, TOO_LATE, Enough, lasting_s
 from dynabench.live.events import AnswerReader
 from dynabench.live.grammars import GRAMMARS
 from dynabench.live.http_client import HttpPool, clock
@@ -28,6 +29,8 @@ MOMENT_S = 1e-3
 """The shortest time in which requests count (s)."""
 AHEAD = 64
 """The number of bodies that are prepared in advance."""
+TOGETHER = 64
+"""Most requests that are sent without a look at anything else, if more are due."""
 
 ROUNDING_S = 1e-7
 """What a sum of times may lack of what it stands for, on a clock that began long ago."""
@@ -46,6 +49,7 @@ class LoadGenerator:
         timeout_s: float,
         start: float | None = None,
         enough: Enough | None = None,
+        most_connections: int | None = None,
     ) -> None:
         """Prepare to send.
 
@@ -57,6 +61,7 @@ class LoadGenerator:
             timeout_s: time after which a request has failed (s).
             start: time 0 of the workload, on the clock of `time.perf_counter` (None: when `run` is called).
             enough: when to send nothing more, and await what is in flight (None: when all is sent).
+            most_connections: how many may be open at once; what would need another fails (None: no limit).
         """
         self.timeline = Timeline(len(workload))
         self._workload = workload
@@ -65,6 +70,8 @@ class LoadGenerator:
         self._timeout_s = timeout_s
         self._start = start
         self._enough = enough
+        self._most_connections = most_connections
+        self._broken: asyncio.Future[None]
         self._pacer = Pacer(workload, load)
         self._bodies = Bodies(target, workload.block_size, salt)
         self._conversations = Conversations(workload.requests, self._bodies.tokens) if target.repeats_answers else None
@@ -76,6 +83,7 @@ class LoadGenerator:
         self._heads: dict[Api, bytes] = {}
         self._paced_s = self._awaited_s = 0.0
         self._is_over = False
+        self._due: deque[tuple[int, float]] = deque()
         self._wake = asyncio.Event()
         self._pool: HttpPool
         self._timer: StepTimer
@@ -92,22 +100,41 @@ class LoadGenerator:
         return self._conversations.repeated if self._conversations is not None else Repeated()
 
     async def run(self, stop: asyncio.Event) -> Timeline:
-        """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set."""
-        self._pool = HttpPool(self._target.url, self._target.tls, self._target.through)
+        """Send everything, and wait for answers only if the workload requires it; end early once `stop` is set.
+
+        An error in any callback of the loop ends it, and is raised here.
+        """
+        target = self._target
+        self._pool = HttpPool(target.url, target.tls, target.through, most=self._most_connections)
         self._heads = {api: self._pool.head(path, self._target.headers_of(api)) for api, path in PATHS.items()}
         self._timer = world().step_timer()
         self._start = self._start if self._start is not None else clock() + 0.05
         cpu, started = _cpu_s(), clock()
-        tasks = [asyncio.create_task(self._reap()), asyncio.create_task(self._judge())]
+        loop = asyncio.get_running_loop()
+        self._broken, handler = loop.create_future(), loop.get_exception_handler()
+        loop.set_exception_handler(self._on_loop_error)
+        beside: asyncio.Future[Any] = asyncio.gather(self._reap(), self._judge(), self._broken)  # ends by an error only
+        pacing: asyncio.Future[Any] = asyncio.create_task(until_stopped(stop, self._pace()))
         try:
-            await until_stopped(stop, self._pace())
+            await asyncio.wait([pacing, beside], return_when=asyncio.FIRST_COMPLETED)
+            await (pacing if pacing.done() else beside)
         finally:
-            await cancel_all(*tasks)
+            await cancel_all(pacing, beside)
+            loop.set_exception_handler(handler)
             self.cpu_share = (_cpu_s() - cpu) / max(clock() - started, 1e-9)
             self._open.clear()
+            self._due.clear()
             await self._pool.close()
             self._timer.close()
         return self.timeline
+
+    def _on_loop_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """End the run by what a callback raised; a connection's own errors are its request's."""
+        error = context.get("exception")
+        if error is None or isinstance(error, OSError):
+            loop.default_exception_handler(context)
+        elif not self._broken.done():
+            self._broken.set_exception(error)
 
     @property
     def load(self) -> LoadConfig:
@@ -141,13 +168,23 @@ class LoadGenerator:
                 await asyncio.sleep(0)
                 next_s = pacer.next_s() or next_s
             if slack > 0:
-                await self._timer.until(start + next_s)
+                await self._timer.until(min(start + next_s, clock() + CHECK_S))  # it may be over before
             else:
                 await asyncio.sleep(0)
 
     def _send_due(self) -> None:
-        timeline = self.timeline
-        for number, intended in self._pacer.due(self.now + ROUNDING_S):
+        """Send what is due, up to some; the rest follows once the loop has looked at everything else."""
+        if self._due or self._is_over:
+            return
+        self._due.extend(self._pacer.due(self.now + ROUNDING_S))
+        self._send_some()
+
+    def _send_some(self) -> None:
+        timeline, due = self.timeline, self._due
+        if len(due) > TOGETHER:
+            asyncio.get_running_loop().call_soon(self._send_some)
+        for _ in range(min(len(due), TOGETHER)):
+            number, intended = due.popleft()
             timeline.intended_s[number] = intended
             timeline.num_sent += 1
             request = self._request(number)
@@ -211,19 +248,30 @@ class LoadGenerator:
                     call.on_failure("timeout", now)
 
     async def _judge(self) -> None:
-        """Let nothing more count once there are enough results, and end once all that counts is answered.
+        """Let nothing more count once there are enough results or the time is over, and end once all that counts is answered.
 
         Until then the load stays: if nothing more was sent, the last answers would be faster than the others.
         """
-        if self._enough is None:
+        enough = self._enough
+        if enough is None:
             return
-        while not self._enough.is_reached(self.timeline, self._load, self.now):
-            await asyncio.sleep(CHECK_S)
+        while clock() < enough.ends_at and not enough.is_reached(self.timeline, self._load, self.now):
+            await asyncio.sleep(min(CHECK_S, max(enough.ends_at - clock(), 0.0)))
         self._load = dataclasses.replace(self._load, measure_s=max(self.now - self._load.warmup_s, MOMENT_S))
-        while any(self._load.is_measured(self.timeline.intended_s[number]) for number in self._open):
+        while (left := self._counted()) and clock() < enough.ends_at + GRACE_S:
             await asyncio.sleep(CHECK_S)
         self._is_over = True
+        self._due.clear()
+        too_long_s, now = lasting_s(self.timeline), clock()
+        for call in left:
+            if self.now - self.timeline.intended_s[call.number] > too_long_s:
+                call.on_failure(TOO_LATE, now)
         self._wake.set()
+
+    def _counted(self) -> list[ClientCall]:
+        """Return what counts and is in flight."""
+        intended_s = self.timeline.intended_s
+        return [call for number, call in self._open.items() if self._load.is_measured(intended_s[number])]
 
     def _on_end(self, call: ClientCall, now: float) -> None:
         """Record the end of a request, and send those that waited for it."""
@@ -273,6 +321,7 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "tokens": float(timeline.total_tokens),
         "tokens_together": float(min(timeline.num_together, timeline.total_tokens)),
         "without_usage": float(timeline.num_unstated),
+        "wrong_usage": float(timeline.num_wrong),
         "without_done": float(timeline.num_without_last),
         "reasoning_tokens": float(timeline.num_reasoning),
         "hidden_reasoning": float(timeline.num_hidden),

@@ -38,6 +38,8 @@ class Timeline(RequestLog):
         self.total_tokens = self.num_together = 0
         self.num_unstated = 0
         """Requests without usage."""
+        self.num_wrong = 0
+        """Requests whose usage has numbers that cannot be."""
         self.num_without_tokens = 0
         """Answers of APIs whose answers have no tokens."""
         self.num_as_whole = 0

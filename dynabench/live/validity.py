@@ -8,6 +8,7 @@ import numpy as np
 from dynabench.arm import MAX_FAILED_SHARE
 from dynabench.live.broken_off import NOT_SENT
 from dynabench.live.clients import ClientRecords
+from dynabench.live.http_client import NO_CONNECTION
 from workloads.pacing import LoadConfig
 
 LATE_S = 0.1
@@ -32,10 +33,15 @@ def spoilt(
 ) -> list[str]:
     """Return the reasons why a run is not valid: failed requests, or the client itself."""
     requests, notes = sent.requests, []
-    if requests.failure:
+    if requests.failure and not np.any(requests.error == NO_CONNECTION):
         return [*requests.failure]
     attempted = requests.error[requests.is_measured]
     counts = Counter(error for error in attempted if error)
+    if num_unconnected := counts.pop(NO_CONNECTION, 0):
+        notes.append(
+            f"{CLIENT}may open no more connections, so {num_unconnected:,} of {len(attempted):,} requests were not sent: the "
+            "server answers more slowly than requests come; lower the rate, or raise the limit (ulimit -Hn)"
+        )
     # Turns that were not sent have their cause in another request's error.
     causes = Counter({error: count for error, count in counts.items() if not error.startswith(NOT_SENT)}) or counts
     if counts.total() > max_failed_share * len(attempted):

@@ -13,7 +13,7 @@ import msgspec
 
 from dynabench.apis import Api
 from dynabench.live.answer_message import Message
-from dynabench.live.event_types import Count, EventUsage
+from dynabench.live.event_types import EventUsage, Stated
 from dynabench.live.events import AnswerError, EventRouting, Timing
 from dynabench.live.grammars import STOP_REASONS, IncompleteDetails, MessageUsage, ResponseUsage, response_end
 from foundation.text import one_line
@@ -34,8 +34,8 @@ CONTENT: dict[Api, str] = {
 class WholeUsage(msgspec.Struct):
     """The tokens that the server counted; some count those of answers without any in total only."""
 
-    prompt_tokens: Count | None = None
-    total_tokens: Count | None = None
+    prompt_tokens: Stated = None
+    total_tokens: Stated = None
 
     @property
     def as_chat(self) -> EventUsage:

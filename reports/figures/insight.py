@@ -1,6 +1,6 @@
 """What the router did: where hits were lost, how even the load was, and how often a cached prefix was passed over."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import msgspec
@@ -127,6 +127,8 @@ HELD = 0.05
 COUNTED = {
     "without_usage": "{answers} had no usage: each event with text counts as one token, and their prompts are assumed to have "
     "the workload's lengths",
+    "wrong_usage": "{answers} had a usage that cannot be (negative, no number, or more output tokens than were asked for), so the "
+    "server's counts are unusable: each event with text counts as one token, and prompts are assumed to have the workload's lengths",
     "without_tokens": "{answers} had no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
     "tokens/s, so limits on these mean nothing",
     "as_whole": "{answers} came as a whole (--no-stream): there is E2E, and no TTFT, TPOT or ITL, so limits on these mean nothing",
@@ -190,13 +192,18 @@ def _off_lengths(repeats: list[Record]) -> Iterator[str]:
             )
 
 
-def _counted(repeats: list[Record]) -> Iterator[str]:
+def _counted(repeats: list[Record], facts: Iterable[str] = COUNTED) -> Iterator[str]:
     """Say what happened to some requests."""
-    for fact, said in COUNTED.items():
+    for fact in facts:
         if count := _sum(repeats, fact):
             several = "s" * (count > 1)
             requests = f"{count:,} request{several} {'were' if several else 'was'}"
-            yield said.format(answers=f"{count:,} answer{several}", requests=requests)
+            yield COUNTED[fact].format(answers=f"{count:,} answer{several}", requests=requests)
+
+
+def of_usage(repeats: list[Record]) -> list[str]:
+    """Return what a reader should know about tokens that the server did not count."""
+    return list(_counted(repeats, ("without_usage", "wrong_usage")))
 
 
 def of_conversations(repeats: list[Record]) -> list[str]:

@@ -1,8 +1,12 @@
 """Endpoints are measured at each load, and loads are chosen by what came of those before."""
 
+import asyncio
+import itertools
 import json
 import math
+import os
 import re
+import signal
 from dataclasses import replace
 
 import msgspec
@@ -19,6 +23,7 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.measured_loads import read_loads
 from dynabench.live.enough import Enough, width
 from dynabench.live.known_server import MODEL
+from dynabench.live.load import LoadGenerator
 from dynabench.live.run import measure
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
@@ -28,7 +33,7 @@ from foundation.errors import UserError
 from reports import folder
 from reports.sweep import report
 from tests.support import commands
-from tests.support.strange_server import strange_server
+from tests.support.strange_server import DONE, EVENT, FINISH, HEAD, chunk, says, strange_server, usage
 from workloads import Request, Workload, WorkloadError
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -283,10 +288,73 @@ def test_an_interrupted_benchmark_is_only_continued_as_it_began(url, tmp_path):
             run_bench(other, console=Terminal())
 
 
-def test_loads_for_which_there_is_no_time_are_not_tried_and_named(url, tmp_path):
-    _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="1,2", within_s=0.001), console=Terminal())
+def test_loads_for_which_there_is_no_time_are_not_tried_and_named(url, tmp_path, monkeypatch):
+    monkeypatch.setattr(run._Line, "expected_s", lambda line, load: 1e9)
+    _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="1,2", within_s=60), console=Terminal())
     assert [point.changes for point in found.points] == [{"concurrency": 1}]
     assert found.verdict.endswith("There was no time left for concurrency 2 (--within-s).")
+
+
+def test_a_first_load_without_enough_answers_in_time_is_named(url, tmp_path):
+    with pytest.raises(
+        UserError, match=r"no time for concurrency 1: it had not enough answers after --within-s 0\.001"
+    ):
+        run_bench(asked(url, out=tmp_path / "b", within_s=0.001), console=Terminal())
+
+
+def stops_in(every):
+    """Make the behaviour of a server each of whose last answers of so many stops in the middle."""
+    numbers = itertools.count(1)
+
+    async def answer(reader, writer):
+        writer.write(HEAD + chunk(EVENT))
+        await asyncio.sleep(0.001)
+        if next(numbers) % every == 0:
+            await reader.read()
+        writer.write(chunk(EVENT) + chunk(FINISH + usage(16, 2) + DONE) + b"0\r\n\r\n")
+        await writer.drain()
+
+    return answer
+
+
+def test_a_request_that_stops_in_the_middle_has_failed_when_the_time_is_over(tmp_path):
+    few = asked(
+        "", out=tmp_path / "b", concurrency="2", duration_s=2, within_s=3, model=("m",), client={"timeout_s": 600.0}
+    )
+    with strange_server(stops_in(40)) as url:
+        _, _, found = run_bench(replace(few, urls=(url,)), console=Terminal())
+    (point,) = found.points
+    assert point.failed == 2
+    assert "most often with: no answer when the time was over" in found.verdict
+    assert not list((tmp_path / "b" / "points").iterdir())
+
+
+def test_the_time_for_all_loads_may_differ_when_a_benchmark_is_continued(url, tmp_path):
+    run_bench(asked(url, out=tmp_path / "b", within_s=60), console=Terminal())
+    (tmp_path / "b" / "sweep.json").unlink()  # as if it had been interrupted after its last load
+    _, _, found = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
+    assert len(found.points) == 2
+
+
+@pytest.mark.parametrize("after", [3, 100])
+def test_ctrl_c_in_the_first_load_keeps_its_answers_if_they_are_enough(url, tmp_path, monkeypatch, capsys, after):
+    ended = LoadGenerator._on_end
+
+    def on_end(generator, call, now):
+        ended(generator, call, now)
+        if generator.timeline.num_ended == after and generator._enough is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(LoadGenerator, "_on_end", on_end)
+    first = asked(url, out=tmp_path / "b", duration_s=60)
+    if after == 3:
+        with pytest.raises(KeyboardInterrupt, match="before the first load had enough answers; nothing was written"):
+            run_bench(first, console=Terminal())
+        return
+    _, _, found = run_bench(first, console=Terminal())
+    assert [point.name for point in found.points] == ["concurrency 1"]
+    assert not found.is_complete
+    assert not list((tmp_path / "b" / "points").iterdir())  # it is measured again
 
 
 def test_several_endpoints_take_turns(url, tmp_path):
@@ -388,6 +456,31 @@ def test_an_endpoint_that_refuses_every_form_of_prompts_is_refused_with_its_reas
         pytest.raises(UserError, match=r"as token ids: .*; prompts as text: .*; prompts as text to chat: "),
     ):
         run_bench(asked(address, out=tmp_path / "b"), console=Terminal())
+
+
+def test_an_endpoint_that_errs_now_and_then_can_be_measured(tmp_path):
+    numbers = itertools.count(1)
+
+    async def answer(reader, writer):
+        if next(numbers) % 3 == 0:
+            writer.write(b"HTTP/1.1 500 No\r\nconnection: close\r\ncontent-length: 4\r\n\r\nboom")
+        else:
+            writer.write(HEAD + chunk(EVENT) + chunk(FINISH + usage(16, 1) + DONE) + b"0\r\n\r\n")
+        await writer.drain()
+
+    with strange_server(answer) as address:
+        first = asked(address, out=tmp_path / "b", model=("m",), concurrency="1", client={"max_failed_share": 0.5})
+        _, manifest, found = run_bench(first, console=Terminal())
+    assert re.search(
+        r"; 1 of 3 requests failed before the first load, one with: HTTP 500: boom$", manifest["head"]["Server"]
+    )
+    assert found.points[0].requests > found.points[0].failed > 0
+
+
+def test_a_benchmark_says_once_that_the_counts_of_a_server_are_unusable(tmp_path, capsys):
+    with strange_server(says(EVENT, EVENT, FINISH + usage(16, -7) + DONE)) as address:
+        run_bench(asked(address, out=tmp_path / "b", model=("m",)), console=Terminal())
+    assert capsys.readouterr().out.count("so the server's counts are unusable: ") == 1
 
 
 def test_the_command_measures_an_endpoint(url, tmp_path):

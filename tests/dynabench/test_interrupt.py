@@ -532,6 +532,27 @@ def test_no_interrupt_reaches_a_process_that_simulates_from_its_start_on():
         assert [bool(mask & 1 << (number - 1)) for mask in masks] == [True] * 4
 
 
+FIRST_PROCESS = """
+import multiprocessing
+from dynabench.interrupt import held_back
+from tests.dynabench.test_interrupt import AsItArrives
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=print, args=(AsItArrives(),))
+    with held_back():
+        process.start()
+    process.join()
+"""
+
+
+def test_no_interrupt_reaches_the_first_process_that_a_process_starts(tmp_path):
+    (tmp_path / "first.py").write_text(FIRST_PROCESS)
+    command = [sys.executable, tmp_path / "first.py"]
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": root}, capture_output=True, text=True, check=True)
+    assert int(done.stdout) & 1 << (signal.SIGINT - 1)
+
+
 @pytest.mark.parametrize(("handler", "is_asked"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
 def test_a_terminal_that_is_closed_asks_to_end_unless_nohup_ignores_that(handler, is_asked):
     before = signal.signal(signal.SIGHUP, handler)

@@ -10,8 +10,11 @@ import uvloop
 
 from dynabench.live import clients
 from dynabench.live.bodies import MeasuredServer
+from dynabench.live.call import ClientCall
+from dynabench.live.http_client import NO_CONNECTION
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
+from dynabench.live.validity import is_client_limited, spoilt
 from foundation.errors import UserError
 from foundation.open_files import room_for
 from tests.dynabench.test_load import send, workload
@@ -83,3 +86,25 @@ def test_a_client_hears_its_parent_and_can_still_send_more_than_fits_a_pipe(end)
 
     uvloop.run(run())
     assert os.get_blocking(theirs.fileno())
+
+
+def test_an_open_loop_opens_no_more_connections_than_it_may_and_says_so(monkeypatch):
+    monkeypatch.setattr(clients, "room_for", lambda wanted: clients.OTHER_FILES + 20)
+    with known_server(SelftestConfig(ttft_ms=500, itl_ms=1)) as url:
+        sent = send(url, workload(200, gap=0.0, tokens=2))
+    errors = sent.requests.error.tolist()
+    assert {error: errors.count(error) for error in errors} == {"": 20, NO_CONNECTION: 180}
+    notes = spoilt(sent, LoadConfig(), is_complete=True)
+    assert notes[0].startswith("the client may open no more connections, so 180 of 200 requests were not sent")
+    assert is_client_limited(notes)
+
+
+@pytest.mark.parametrize("at", ["dialled", "answered"])
+def test_an_error_in_a_callback_ends_the_run(at, monkeypatch, capfd):
+    def fails(call, *told):
+        raise UserError("no room")
+
+    monkeypatch.setattr(ClientCall, "on_failure" if at == "dialled" else "on_data", fails)
+    with known_server(SelftestConfig(ttft_ms=1, itl_ms=1)) as url, pytest.raises(UserError, match="no room"):
+        send("http://127.0.0.1:9" if at == "dialled" else url, workload(5))
+    assert capfd.readouterr().err == ""
