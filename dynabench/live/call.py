@@ -188,10 +188,13 @@ class ClientCall:
         is_wrong = usage is not None and usage.is_wrong
         timeline.num_wrong += is_wrong
         if not reader.has_tokens:
-            timeline.osl[number] = stated or 0
-            timeline.num_without_tokens += not stated
-            timeline.num_as_whole += bool(stated)
-            timeline.num_unstated += usage is None
+            if reader.is_generated:
+                timeline.num_as_whole += 1
+                timeline.num_uncounted += not stated
+                timeline.osl[number] = stated or 0  # not known: said as `num_uncounted`
+            else:
+                timeline.num_without_tokens += 1
+                timeline.num_unstated += usage is None
             return
         if not stated:
             timeline.num_unstated += not is_wrong

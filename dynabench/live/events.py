@@ -89,7 +89,7 @@ class Extra(msgspec.Struct):
 class AnswerReader:
     """Reads the events of one answer."""
 
-    has_tokens = True
+    has_tokens = is_generated = True
 
     __slots__ = (
         "_counts_all",

@@ -327,6 +327,7 @@ def client_facts(generator: LoadGenerator) -> dict[str, float]:
         "hidden_reasoning": float(timeline.num_hidden),
         "without_tokens": float(timeline.num_without_tokens),
         "as_whole": float(timeline.num_as_whole),
+        "uncounted": float(timeline.num_uncounted),
         "repeated_answers": float(generator.repeated.num_answers),
         "planned_answers": float(generator.repeated.num_planned),
         "unmatched_results": float(generator.repeated.num_unmatched),

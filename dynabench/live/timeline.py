@@ -43,7 +43,9 @@ class Timeline(RequestLog):
         self.num_without_tokens = 0
         """Answers of APIs whose answers have no tokens."""
         self.num_as_whole = 0
-        """Answers with tokens that were not streamed."""
+        """Generated answers that were not streamed."""
+        self.num_uncounted = 0
+        """Those of them whose number of tokens is not known."""
         self.num_without_last = 0
         """Answers without the event that ends a stream."""
         self.num_reasoning = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from dynabench.apis import Api
+from dynabench.apis import WHOLE, Api
 from dynabench.live.answer_message import Message
 from dynabench.live.event_types import EventUsage, Stated
 from dynabench.live.events import AnswerError, EventRouting, Timing
@@ -85,6 +85,8 @@ class WholeReader:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self.is_generated = api not in WHOLE
+        """Whether the answer has tokens, though none of them has a time."""
         self._body = bytearray()
         self.finish_reason = ""
         self.usage: EventUsage | None = None

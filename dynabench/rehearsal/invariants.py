@@ -221,10 +221,9 @@ def limits_of(stage: Stage) -> dict[str, int]:
 
 
 def _routings(frontend: Actor) -> Iterator[LiveRouting]:
-    for models in frontend.frontend:
-        for pool in models.pools():
-            if pool.routing is not None:
-                yield pool.routing
+    for pool in frontend.models.pools() if frontend.models is not None else ():
+        if pool.routing is not None:
+            yield pool.routing
 
 
 # What came of requests
@@ -334,7 +333,7 @@ CONTAINERS = (list, dict, set, deque, OrderedSet)
 
 def _kept(actor: Actor) -> Iterator[tuple[str, int]]:
     """Yield the containers of a program that have many entries, with their sizes."""
-    waiting: list[Any] = [*actor.frontend, actor.handlers]
+    waiting: list[Any] = [actor.models, actor.handlers]
     if actor.engine is not None:
         waiting += [
             actor.engine._handovers,
@@ -411,11 +410,10 @@ def _of_frontend(frontend: Actor, known: Mapping[int, Actor], wanted: set[int]) 
         wanted: those that it has to route to: the routers, if there are any, else the workers.
     """
     name, ids = frontend.program.name, set[int]()
-    for models in frontend.frontend:
-        for pool in models.pools():
-            for card in pool.cards.values():
-                if card.instance_id not in known:
-                    yield Violation("forgotten", f"{name} has the card of {card.instance_id:x}, which does not run")
+    for pool in frontend.models.pools() if frontend.models is not None else ():
+        for card in pool.cards.values():
+            if card.instance_id not in known:
+                yield Violation("forgotten", f"{name} has the card of {card.instance_id:x}, which does not run")
     for routing in _routings(frontend):
         for id in {instance.instance_id for instance in routing._following.client._known.values()} - known.keys():
             yield Violation("forgotten", f"{name} knows instance {id:x}, which does not run")

@@ -41,8 +41,6 @@ RESTART_S = 1.0
 """After what time a program that ended is started again (s)."""
 MEMORY = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
 
-Main = Callable[[Any, asyncio.Event], Coroutine[Any, Any, None]]
-
 
 @dataclass(slots=True)
 class Actor:
@@ -52,8 +50,8 @@ class Actor:
     node: Node
     world: SeededWorld
     stopping: asyncio.Event
-    task: asyncio.Task[None]
-    frontend: "list[Models]" = field(default_factory=list)
+    task: asyncio.Task[None] = field(init=False)
+    models: Models | None = None
     """Of a frontend: its models, once it has begun."""
     handlers: Frontend | None = None
     """Of a frontend: its handlers, once it serves."""
@@ -109,15 +107,11 @@ class Stage:
         for name in names or self.programs:
             program = self.programs[name]
             number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
-            node, stopping = self.network.node(name), asyncio.Event()
-            actor: list[Actor] = []
-            world = SeededWorld(self._seed, f"{name} {number}")
+            node, world = self.network.node(name), SeededWorld(self._seed, f"{name} {number}")
+            actor = self.actors[name] = Actor(program, node, world, asyncio.Event())
             with within(world):
-                work = _main_of(program)(actor, stopping)
-                task = asyncio.create_task(work, context=node.context(), name=name)
-            self.actors[name] = Actor(program, node, world, stopping, task)
-            actor.append(self.actors[name])
-            task.add_done_callback(partial(self._supervise, self.actors[name]), context=Context())
+                actor.task = asyncio.create_task(_main_of(program)(actor), context=node.context(), name=name)
+            actor.task.add_done_callback(partial(self._supervise, actor), context=Context())
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
         """End a program as the kernel does, or with its whole machine."""
@@ -159,53 +153,48 @@ class Stage:
                 yield actor
 
 
-async def _frontend(actor: list[Actor], stopping: asyncio.Event) -> None:
-    await asyncio.sleep(0)
-    me = actor[0]
-    config, router, disaggregation, network = me.program.settings
-    async with await DistributedRuntime.connect(network, stopping=stopping) as runtime:
+Main = Callable[[Actor], Coroutine[Any, Any, None]]
+
+
+async def _frontend(actor: Actor) -> None:
+    config, router, disaggregation, network = actor.program.settings
+    async with await DistributedRuntime.connect(network, stopping=actor.stopping) as runtime:
         models = Models(runtime, config, router, disaggregation)
-        me.frontend.append(models)
-        listener: Any = MemorySocket(me.program.name, PORT)
+        actor.models = models
+        listener: Any = MemorySocket(actor.program.name, PORT)
 
         def see(handlers: Frontend) -> None:
-            me.handlers = handlers
+            actor.handlers = handlers
 
         await serve_frontend(runtime, config, models, listener, see=see)
 
 
-async def _mocker(actor: list[Actor], stopping: asyncio.Event) -> None:
-    await asyncio.sleep(0)
-    me = actor[0]
-    worker, simulated, answers, transfer, lease, network = me.program.settings
-    me.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
-    await run_worker(network, worker, me.engine, stopping, default_name="mock")
+async def _mocker(actor: Actor) -> None:
+    worker, simulated, answers, transfer, lease, network = actor.program.settings
+    actor.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
+    await run_worker(network, worker, actor.engine, actor.stopping, default_name="mock")
 
 
-async def _echo(actor: list[Actor], stopping: asyncio.Event) -> None:
-    await asyncio.sleep(0)
-    program = actor[0].program
-    worker, network = program.settings
-    kind: Any = program.arguments[2]
-    await run_worker(network, worker, Echo(kind), stopping)
+async def _echo(actor: Actor) -> None:
+    worker, network = actor.program.settings
+    kind: Any = actor.program.arguments[2]
+    await run_worker(network, worker, Echo(kind), actor.stopping)
 
 
-async def _router(actor: list[Actor], stopping: asyncio.Event) -> None:
-    await asyncio.sleep(0)
-    service, router, network = actor[0].program.settings
-    async with await DistributedRuntime.connect(network, drain_s=service.drain_s, stopping=stopping) as runtime:
+async def _router(actor: Actor) -> None:
+    service, router, network = actor.program.settings
+    async with await DistributedRuntime.connect(network, drain_s=service.drain_s, stopping=actor.stopping) as runtime:
         await RouterService(runtime, service, router).run()
 
 
-async def _store(actor: list[Actor], stopping: asyncio.Event) -> None:
-    await asyncio.sleep(0)
-    store, network = actor[0].program.settings
-    async with await DistributedRuntime.connect(network, stopping=stopping) as runtime:
-        await serve_store(store, await runtime.cluster_token(), stopping, on_ready=lambda: None)
+async def _store(actor: Actor) -> None:
+    store, network = actor.program.settings
+    async with await DistributedRuntime.connect(network, stopping=actor.stopping) as runtime:
+        await serve_store(store, await runtime.cluster_token(), actor.stopping, on_ready=lambda: None)
 
 
-ENGINES: dict[str, Any] = {"serving.mocker": _mocker, "serving.echo": _echo}
-MAINS: dict[str, Any] = {
+ENGINES: dict[str, Main] = {"serving.mocker": _mocker, "serving.echo": _echo}
+MAINS: dict[str, Main] = {
     **ENGINES,
     "serving.frontend": _frontend,
     "serving.router_service": _router,
@@ -218,7 +207,7 @@ def _module(program: Program) -> str:
     return program.arguments[1]
 
 
-def _main_of(program: Program) -> Any:
+def _main_of(program: Program) -> Main:
     """Return what a program does.
 
     Raises:

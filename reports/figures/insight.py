@@ -132,6 +132,8 @@ COUNTED = {
     "without_tokens": "{answers} had no tokens, as this API's come as a whole: there is E2E, and no TTFT, TPOT, ITL or output "
     "tokens/s, so limits on these mean nothing",
     "as_whole": "{answers} came as a whole (--no-stream): there is E2E, and no TTFT, TPOT or ITL, so limits on these mean nothing",
+    "uncounted": "{answers} came as a whole and without usage, so it is not known how many tokens they have: output tokens/s leave "
+    "them out",
     "without_done": "{answers} had no last event ([DONE], or message_stop of messages); they count, because each said why it "
     "ended",
     "hidden_reasoning": "{answers} had reasoning that the server counted and did not send: TTFT includes it, TPOT and ITL do "

@@ -436,6 +436,16 @@ def test_answers_that_are_not_streamed_have_tokens_but_no_times_of_them(api, ans
     assert any("came as a whole (--no-stream)" in note for note in remarks([record]))
 
 
+def test_a_whole_answer_without_usage_has_an_unknown_number_of_tokens():
+    answer = {"choices": [{"text": "a b c", "finish_reason": "length"}]}
+    with strange_server(whole(answer)) as url:
+        sent = send(url, workload(2), prompts="text", is_streamed=False)
+    assert sent.requests.error.tolist() == ["", ""]
+    assert (sent.facts["as_whole"], sent.facts["uncounted"], sent.facts["without_tokens"]) == (2, 2, 0)
+    record = run(facts=sent.facts, osl=[0, 0], first_token_s=[None, None])
+    assert any("it is not known how many tokens they have" in note for note in remarks([record]))
+
+
 def test_what_needs_streams_is_refused_without_them():
     with pytest.raises(ValueError, match="stream is false, which applies to another server"):
         ClientConfig(stream=False)
