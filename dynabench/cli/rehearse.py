@@ -40,9 +40,8 @@ def rehearse(
     from dynabench.experiment.settings import ExperimentConfig
     from dynabench.experiment.source import source_of
     from dynabench.interrupt import Interrupt
-    from dynabench.planner.programs import has_planner
     from dynabench.progress import Display
-    from dynabench.rehearsal.all_seeds import Plan, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
     from workloads.shape import ShapeConfig
 
     console = output.terminal()
@@ -63,10 +62,8 @@ def rehearse(
         requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
         plan = Plan(described, config.faults, config.requests, config.rate, requests)
         plan.of(config.numbers[0])
-    if has_planner(described):
-        console.say(
-            "the planner is not rehearsed: each pool keeps as many workers as the deployment names", style="yellow"
-        )
+    for said in left_out(described):
+        console.say(said, style="yellow")
     with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console):
         found = rehearse_all(
             plan,
