@@ -196,7 +196,8 @@ def _within_limits(curve: LoadCurve) -> str:
     held, missed, unknown = curve.held, curve.missed, curve.unknown
     why = outcomes_in_words(outcome for outcome in missed.outcomes if outcome.state == "missed") if missed else ""
     if held is None and missed is None:
-        return f"It is not known whether the limits hold: {_why_unknown(unknown) or 'nothing was answered'}."
+        why = f"at {curve.load(unknown[-1])}: {_why_unknown(unknown[-1])}" if unknown else "nothing was answered"
+        return f"It is not known whether the limits hold; {why}."
     if held is None:
         known = "No load tried is known to hold the limits" if unknown else "No load tried holds the limits"
     elif missed is None and not unknown:
@@ -214,12 +215,11 @@ def _not_known(curve: LoadCurve) -> str:
         return ""
     *others, last = curve.unknown
     loads = " and ".join(filter(None, [", ".join(f"{curve.at(point):g}" for point in others), curve.load(last)]))
-    return f" It is not known whether they hold at {loads} ({_why_unknown([last])})."
+    return f" It is not known whether they hold at {loads} ({_why_unknown(last)})."
 
 
-def _why_unknown(points: Sequence[Point]) -> str:
-    reasons = {outcome.reason for point in points for outcome in point.outcomes if outcome.state == "unknown"}
-    return "; ".join(sorted(reasons))
+def _why_unknown(point: Point) -> str:
+    return "; ".join(outcome.reason for outcome in point.outcomes if outcome.state == "unknown")
 
 
 def _interval(curve: LoadCurve) -> str:
