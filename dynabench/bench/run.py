@@ -16,6 +16,7 @@ from msgspec import structs
 from dynabench.arm import Arm, Settings, runs_of
 from dynabench.bench.climb import Climb, Tried
 from dynabench.bench.endpoint import PROBES, Endpoint, find
+from dynabench.bench.sample import is_enough, lifetimes_s, samples_lacking, unsteady, with_intervals
 from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
 from dynabench.bench.view import BenchView
 from dynabench.bench.workload import LoadRequests, Requests
@@ -36,11 +37,7 @@ from foundation.errors import UserError
 from reports import folder, gate
 from reports.figures.conditions import Condition
 from reports.figures.insight import of_conversations, of_usage
-from reports.figures.limit_intervals import attainment_interval, limit_interval
-from reports.figures.metrics import LEAST_SAMPLES, per_request
-from reports.figures.outcomes import SHARES, Exceeding, Outcome
-from reports.figures.slo import good_requests
-from reports.figures.statistics import blocks_of
+from reports.figures.outcomes import Outcome
 from reports.record.records import Record
 from reports.sweep import report as sweep_report
 from reports.sweep.curve import FAILED, has_failed, requests_per_s, throughput
@@ -53,9 +50,6 @@ from workloads.shape import ShapeConfig
 KIND = "bench"
 LONGEST = 8
 """How many times as long as set a load may last at most."""
-STEADY = 1
-"""Requests that are sent for less than so many times as long as one takes show how a load begins, not how it is. They count for
-at least `LIFETIMES`; the last of a stream is sent up to one such time before the end, and some take longer."""
 LONGER = 1.1
 """A load whose limits are not known counts for so many times as long as the missing requests should take."""
 SETTLED = 2.5
@@ -192,67 +186,6 @@ def _file_name(arm: Arm) -> str:
     return name if name == arm.name.replace(" ", "-") else f"{name}-{key_of(arm)[:8]}"
 
 
-def _unsteady(run: Record) -> str:
-    """Say that requests counted for too short to see a steady state; nothing if they did not."""
-    requests = run.measured.requests
-    if not len(requests):
-        return f"all {len(run.requests):,} requests were sent before they count: use a longer workload"
-    p90 = _lifetimes_s(run) / LIFETIMES
-    span = float(np.ptp(requests.intended_s))
-    if not 0 < span < STEADY * p90:
-        return ""
-    return (
-        f"requests counted for {span:.3g} s, and one takes {p90:.3g} s (p90): use --duration-s {math.ceil(LIFETIMES * p90)}, or a "
-        "longer workload"
-    )
-
-
-def _is_enough(run: Record) -> bool:
-    """Return whether a run that was cut short has enough answers for a point, or shows why it can have none."""
-    if run.notes and len(run.requests):
-        return True
-    requests = run.measured.requests
-    return int(requests.succeeded.sum()) > 1 and float(np.ptp(requests.intended_s)) >= _lifetimes_s(run)
-
-
-def _with_intervals(outcomes: Sequence[Outcome], limits: Sequence[Condition], run: Record) -> list[Outcome]:
-    """Return outcomes with the intervals of their values, where the run has enough requests for them."""
-    blocks = blocks_of(run.requests.intended_s, per_request(run.requests)["e2e_sched"])
-    by_text = {str(limit): limit for limit in limits if limit.statistic is not None}
-    each = [limit for limit in limits if limit.statistic is None]
-
-    def of(outcome: Outcome) -> Outcome:
-        if outcome.value is None:
-            return outcome
-        if outcome.is_share:
-            share = attainment_interval(good_requests(run, each), blocks)
-            return outcome if share is None else outcome.within(share, ATTAINMENT)
-        limit = by_text[outcome.limit]
-        interval = limit_interval(limit, run, blocks)
-        return outcome if isinstance(interval, str) else outcome.within(interval, limit.value)
-
-    return list(map(of, outcomes))
-
-
-def _samples_lacking(point: Point, limits: Sequence[Condition], runs: Sequence[Record]) -> float:
-    """Return how many times as many samples as in these runs the limits need that are not known; 0 if more decide nothing."""
-    if not point.outcomes or point.state != "unknown":
-        return 0.0
-    unknown = {outcome.limit for outcome in point.outcomes if outcome.state == "unknown"}
-    return max(
-        LEAST_SAMPLES[round(100 * SHARES[limit.statistic])] / max(Exceeding.of(limit, runs).total, 1)
-        for limit in limits
-        if str(limit) in unknown
-    )
-
-
-def _lifetimes_s(run: Record) -> float:
-    """Return several times as long as a request takes, 0 if none was answered."""
-    requests = run.measured.requests
-    took = np.asarray((requests.done_s - requests.intended_s)[requests.succeeded])
-    return LIFETIMES * float(np.percentile(took, 90)) if len(took) else 0.0
-
-
 class _Line:
     """What was found out about one endpoint: its points, and which load is next."""
 
@@ -373,12 +306,12 @@ class _Work:
             while self._can_be_faster(runs, clients):
                 clients *= 2
                 self._console.say(f"{arm.name}: the client could not keep up; again with {clients} processes")
-                runs = self._measured(sent.workload, arm, clients, least_s=_lifetimes_s(runs[0]))
+                runs = self._measured(sent.workload, arm, clients, least_s=lifetimes_s(runs[0]))
             if longer_s := self._longer_s(arm, runs):
                 self._console.say(f"{arm.name}: too few requests to know the limits; again for {longer_s:.0f} s")
                 runs = self._measured(sent.workload, arm, clients, least_s=longer_s, precision=0.0)
             is_cut = self._interrupt.is_asked or clock() >= self._end_s
-            runs = [run for run in runs if _is_enough(run)] if is_cut else runs
+            runs = [run for run in runs if is_enough(run)] if is_cut else runs
             if not runs:
                 self._console.say(f"{arm.name}: left out, because it had not enough answers yet")
                 return
@@ -406,7 +339,7 @@ class _Work:
             return 0.0
         measured = [run.measured for run in runs]
         counted_s = max(float(np.ptp(run.requests.intended_s)) for run in measured) or duration_s
-        longer_s = LONGER * counted_s * _samples_lacking(self._point(arm, runs), limits, measured)
+        longer_s = LONGER * counted_s * samples_lacking(self._point(arm, runs), limits, measured)
         has_time = longer_s * len(runs) < self._end_s - clock()
         return max(longer_s, duration_s) if 0 < longer_s <= LONGEST * duration_s and has_time else 0.0
 
@@ -435,8 +368,8 @@ class _Work:
         limits = self._asked.experiment.limits
         point = point_of(arm, runs, limits, ATTAINMENT)
         if len(runs) == 1:  # otherwise repeats give intervals
-            point = structs.replace(point, outcomes=_with_intervals(point.outcomes, limits, runs[0].measured))
-        unsteady = [said for run in runs if (said := _unsteady(run))][:1]
+            point = structs.replace(point, outcomes=with_intervals(point.outcomes, limits, runs[0].measured))
+        unsteady = [said for run in runs if (said := unsteady(run))][:1]
         point = structs.replace(point, workers=0, gpus=0, too_little=unsteady)  # nobody says how many workers there are
         attempted, most = point.requests or 0, self._asked.client.max_failed_share
         if point.outcomes and point.failed and point.failed > most * attempted:

@@ -17,6 +17,7 @@ from dynabench.arm import Arm, Settings
 from dynabench.bench import endpoint, run
 from dynabench.bench.climb import Climb, Tried
 from dynabench.bench.run import Asked, run_bench
+from dynabench.bench.sample import unsteady
 from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
 from dynabench.bench.workload import Requests, Talks
 from dynabench.experiment.settings import ExperimentConfig
@@ -626,4 +627,4 @@ def test_a_load_that_lasts_as_long_as_the_default_is_never_too_short(url, tmp_pa
     took = float(np.percentile(np.asarray(requests.done_s - requests.intended_s), 90))
     sent = requests.intended_s[0] + np.linspace(0, max(seconds - 1, seconds / 2) * took, len(requests))
     shifted = replace(requests, intended_s=sent, done_s=sent + took, is_measured=np.ones(len(requests), bool))
-    assert bool(run._unsteady(replace(record, requests=shifted))) is is_said
+    assert bool(unsteady(replace(record, requests=shifted))) is is_said
