@@ -433,10 +433,9 @@ def _known_blocks(name: str, routing: LiveRouting, workers: Mapping[int, Actor])
         if worker is None or worker.engine is None or traits is None or not traits.has_kv_events:
             continue
         pool = getattr(worker.engine.ranks[rank.dp_rank].engine._core, "pool", None)
-        found = getattr(pool, "_index", None)  # of a `BlockPool`, by block
-        if found is None:
+        if type(pool).__name__ != "BlockPool":
             continue  # others cache parts of prompts, which an index of whole prefixes cannot have
-        cached, known = set(found), _held(index, slot)
+        cached, known = set(pool._index), _held(index, slot)
         if cached != known:
             numbers = f"{len(known - cached)} blocks that it has not, and misses {len(cached - known)} of {len(cached)}"
             yield Violation("known", f"{name} knows of {worker.program.name} {numbers}")
