@@ -370,7 +370,9 @@ class _Work:
         if len(runs) == 1:  # otherwise repeats give intervals
             point = structs.replace(point, outcomes=with_intervals(point.outcomes, limits, runs[0].measured))
         too_little = [said for run in runs if (said := unsteady(run))][:1]
-        point = structs.replace(point, workers=0, gpus=0, too_little=too_little)  # nobody says how many workers there are
+        point = structs.replace(
+            point, workers=0, gpus=0, too_little=too_little
+        )  # nobody says how many workers there are
         attempted, most = point.requests or 0, self._asked.client.max_failed_share
         if point.outcomes and point.failed and point.failed > most * attempted:
             missed = Outcome(FAILED, "missed", reason=f"{point.failed:,} of {attempted:,}")

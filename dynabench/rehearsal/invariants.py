@@ -24,7 +24,7 @@ INVARIANTS = {
     "ends-once": "a request ends exactly once: with its last token, with an error, or as its client leaves",
     "right-text": "an answer has the text that it has without faults; one that breaks off has the beginning of it",
     "counted": "an answer has as many tokens as were asked for, and the usage states these and those of the prompt",
-    "bounded": "a request ends within its time: 4 s, and the patience of each fault that meets it",
+    "bounded": "a request ends within its time: 4 s, and the patience of each fault that meets it (a read of KV: its timeout)",
     "no-loss": "a request fails only if more faults meet it than it may migrate, all workers of a pool are affected at once, "
     "or its frontend or router is",
     "shed": "a frontend never has more requests in progress than its limit, and refuses none before it has that many",
@@ -61,6 +61,8 @@ MOST_QUEUED = 4000
 
 LOSSES: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart", "pause", "partition", "half-open", "reset"})
 """Faults by which a request may lose its worker."""
+SILENT: frozenset[Kind] = frozenset({"lose-machine", "partition", "half-open", "pause"})
+"""Faults after which nobody hangs up."""
 STALLS: frozenset[Kind] = LOSSES | {"discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay"}
 """Faults that may delay a request."""
 
@@ -87,6 +89,8 @@ class Met(NamedTuple):
     frontends: Sequence[str]
     num_migrations: int
     """How often a request may lose its worker."""
+    read_s: float = 0.0
+    """How long a read of KV waits for a machine that is silent (s); 0: none is read."""
 
     def during(self, answer: Answer, kinds: frozenset[Kind]) -> list[Fault]:
         """Return the faults that may have affected a request."""
@@ -99,7 +103,9 @@ class Met(NamedTuple):
 
     def bound_s(self, answer: Answer) -> float:
         """Return how long a request may take (s)."""
-        return OWN_S + sum(min(fault.lasts_s, PATIENCE_S) + 1.0 for fault in self.during(answer, STALLS))
+        stalls = self.during(answer, STALLS)
+        read_s = self.read_s if any(fault.kind in SILENT for fault in stalls) else 0.0
+        return OWN_S + read_s + sum(min(fault.lasts_s, PATIENCE_S) + 1.0 for fault in stalls)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""
@@ -433,7 +439,7 @@ def _known_blocks(name: str, routing: LiveRouting, workers: Mapping[int, Actor])
         if worker is None or worker.engine is None or traits is None or not traits.has_kv_events:
             continue
         pool = getattr(worker.engine.ranks[rank.dp_rank].engine._core, "pool", None)
-        if type(pool).__name__ != "BlockPool":
+        if pool is None or type(pool).__name__ != "BlockPool":
             continue  # others cache parts of prompts, which an index of whole prefixes cannot have
         cached, known = set(pool._index), _held(index, slot)
         if cached != known:
