@@ -100,14 +100,15 @@ async def send_all(
 
 
 def _make_room(order: Order, num_clients: int) -> int | None:
-    """Let each client open as many connections as it needs; return its limit if it may need more: nothing else limits an open loop.
+    """Let each client open as many connections as it needs; return the most it may open if an open loop may need more.
 
     Raises:
         UserError: it may not.
     """
     load = order.load
     name, at_once = next(((name, value) for name in AT_ONCE if (value := getattr(load, name))), ("", None))
-    needed = -(-min(at_once or MOST_CONNECTIONS, len(order.workload)) // num_clients) + OTHER_FILES
+    each = -(-len(order.workload) // num_clients)
+    needed = min(-(-at_once // num_clients) if at_once else MOST_CONNECTIONS, each) + OTHER_FILES
     limit = room_for(needed)
     if limit < needed and at_once:
         setting = f"--{name.replace('_', '-')}"
@@ -116,7 +117,8 @@ def _make_room(order: Order, num_clients: int) -> int | None:
             f"{setting} {at_once} needs {needed:,} open files in each of {num_clients} client processes, but the hard limit "
             f"is {limit:,}; raise it (ulimit -Hn {needed}; of a container, --ulimit nofile={needed}), or use --clients {enough}"
         )
-    return None if at_once else limit - OTHER_FILES
+    has_room = limit >= needed and each <= MOST_CONNECTIONS
+    return None if at_once or has_room else limit - OTHER_FILES
 
 
 @contextlib.asynccontextmanager

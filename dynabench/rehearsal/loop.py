@@ -126,13 +126,32 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def create_task(  # type: ignore[override]
         self, coro: Coroutine[Any, Any, Any], *, context: Context | None = None, **options: Any
     ) -> asyncio.Task[Any]:
-        """Start a task, which belongs to the node in its context."""
+        """Start a task, which belongs to the node in its context. After the end nothing starts: what is left is closed."""
+        if self.is_closed():
+            coro.close()
+            future: Any = self.create_future()
+            future.cancel()
+            return future  # type: ignore[no-any-return]
         task = super().create_task(coro, context=context, **options)
         self._tasks[task] = NODE.get() if context is None else context.get(NODE)
         if len(self._tasks) > self._prune_at:
             self._tasks = {task: node for task, node in self._tasks.items() if not task.done()}
             self._prune_at = max(PRUNE_AT, 2 * len(self._tasks))
         return task
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        """Call soon; after the end, never."""
+        if self.is_closed():
+            return asyncio.Handle(callback, args, self, context)
+        return super().call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]
+        self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Call at a time; after the end, never."""
+        if self.is_closed():
+            return asyncio.TimerHandle(when, callback, args, self, context)
+        return super().call_at(when, callback, *args, context=context)
 
     def call_soon_threadsafe(  # type: ignore[override]
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -170,7 +189,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self.is_closed():
             left = [task for task in self._tasks if not task.done()]
             super().close()
-            with _unheard():
+            with _unheard(), _running(self):
                 for task in left:
                     _bury(task)
             self._tasks.clear()
@@ -345,6 +364,17 @@ def _bury(task: asyncio.Task[Any]) -> None:
                 break
             with contextlib.suppress(BaseException):
                 coroutine.close()
+
+
+@contextlib.contextmanager
+def _running(loop: VirtualLoop) -> Iterator[None]:
+    """Let code find its loop, so that it hands over what it begins, and nothing is begun that nobody ends."""
+    before = asyncio._get_running_loop()
+    asyncio._set_running_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(before)
 
 
 @contextlib.contextmanager

@@ -129,11 +129,7 @@ def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
         for role in dict.fromkeys(pool.role for pool in deployment.pools)
     ]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
-    read_s = (
-        deployment.kv_transfer.transfer_read_timeout_s
-        if any(pool.role == "prefill" for pool in deployment.pools)
-        else 0.0
-    )
+    read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
     return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s)
 
 

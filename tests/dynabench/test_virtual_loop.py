@@ -1,8 +1,10 @@
 """The event loop on virtual time."""
 
 import asyncio
+import gc
 import random
 import signal
+import warnings
 
 import pytest
 
@@ -307,3 +309,29 @@ def test_on_a_real_clock_every_instant_is_settled_at_once():
         return list(seen)
 
     assert asyncio.run(main()) == []
+
+
+def test_what_the_left_begin_while_they_are_ended_warns_nobody():
+    kept = []  # as a cycle of exceptions and frames keeps it, until the garbage collector runs in somebody else's time
+
+    async def clean_up():
+        """Do nothing."""
+
+    async def left():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cleaning = clean_up()
+            kept.append(cleaning)
+            await asyncio.create_task(cleaning)
+
+    async def main():
+        kept.append(asyncio.create_task(left(), context=a_network().node("a").context()))
+        await asyncio.sleep(1)
+
+    run(main())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        kept.clear()
+        gc.collect()
+    assert not said
