@@ -455,7 +455,7 @@ def test_a_room_in_which_nobody_comes_ends_the_call():
         assert ((await prefill.over()).end.kind, (await decode.over()).end.kind) == ("engine", "engine")
         await pair.at_rest()
 
-    with_pair(talk, transfer_meeting_timeout_s=0.1)
+    with_pair(talk, transfer_meeting_timeout_s=0.5)
 
 
 def test_who_waits_in_a_room_counts_as_waiting_for_the_other_worker():
