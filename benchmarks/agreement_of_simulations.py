@@ -39,7 +39,6 @@ NAMES = "the mode hashes blocks, whose names in a trace are not those of live pr
 FRAMES = "a process sends at most one frame a millisecond to another, so a token may come 1 ms later"
 PORTS = "live workers that read KV from one prefill worker at the same time do not share its port"
 DRAWS = "whether a draft is accepted is drawn from the request's number, which a live engine gives itself"
-LOCKSTEP = "live ranks that share experts do not wait for each other"
 REASONS = {"llmd-weighted": REPORTS, "chwbl": NAMES, "dualmap": NAMES}
 """Why a router mode differs."""
 FRAME_S = 0.0010001
@@ -136,7 +135,7 @@ def _engines(requests: int, many: Workload) -> Iterator[Case]:
     yield Case("kv, 2 workers of 2 ranks", two_ranks, many, why=FRAMES, within_s=FRAME_S)
     experts = replace(h100, model="Qwen/Qwen3-30B-A3B", enable_expert_parallel=True)
     shared = deployed(workers=2, pool=replace(engine(dp_size=2), timing=experts))
-    yield Case("kv, 2 workers of 2 ranks that share experts", shared, many, why=LOCKSTEP, within_s=None)
+    yield Case("kv, 2 workers of 2 ranks that share experts", shared, many)
     yield Case("kv, Llama 3.1 8B on H100", deployed(pool=Pool(timing=h100)), many)
     yield Case("kv, pipeline of 2 GPUs", deployed(pool=Pool(timing=replace(h100, pipeline_parallel_size=2))), many)
     sure = EngineConfig(**drafts, acceptance_rates="1,1,0")

@@ -31,6 +31,7 @@ Kind = Literal[
     "broker-away",
     "broker-wiped",
     "clock-jump",
+    "clock-drift",
     "overload",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
@@ -49,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True):
     other: str = ""
     """The other of the two."""
     amount: float = 0.0
-    """A share, a time (s), or the requests that come at once."""
+    """A share, a time (s), what a clock gains in each second (s), or the requests that come at once."""
 
     def __str__(self) -> str:
         """Say what happens."""
@@ -73,7 +74,8 @@ class Rates(msgspec.Struct, frozen=True):
 LIGHT: tuple[Kind, ...] = ("kill", "restart", "delay", "reset", "overload")
 MEDIUM: tuple[Kind, ...] = (
     *LIGHT,
-    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events", "clock-jump"),
+    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events"),
+    *("clock-jump", "clock-drift"),
 )
 HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
@@ -129,6 +131,8 @@ def _drawn(
             return Fault(
                 kind, at_s, 0.0, rng.choice([*workers, *others]), amount=rng.choice((-3600.0, -5.0, 5.0, 3600.0))
             )
+        case "clock-drift":
+            return Fault(kind, at_s, lasts_s, rng.choice([*workers, *others]), amount=rng.uniform(-0.1, 0.1))
         case "overload":
             return Fault(kind, at_s, 0.0, amount=rng.randint(*BURST))
     return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause
@@ -226,7 +230,7 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             network.broker.wipe()
         case "overload":
             pass  # see `bursts`
-        case "clock-jump" | "kill" | "lose-machine" | "restart" | "pause":
+        case "clock-jump" | "clock-drift" | "kill" | "lose-machine" | "restart" | "pause":
             actor = next(stage.running([name]), None)
             return None if actor is None else _harm(fault, actor, stage)
     return lambda: None
@@ -242,6 +246,9 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
         case "clock-jump":
             actor.world.jump(fault.amount)
             return lambda: None
+        case "clock-drift":
+            actor.world.gain(fault.amount)
+            return partial(actor.world.gain, 0.0)
         case "restart":
             stage.stop(fault.target)
         case _:

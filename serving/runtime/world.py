@@ -107,6 +107,12 @@ class SeededWorld(World):
         loop.call_last(_set, is_settled)
         await is_settled
 
+    def gain(self, drift: float) -> None:
+        """Let the wall clock gain so many seconds in each second of the loop from now on."""
+        now = self.now()
+        self._ahead_ns += round(now * self._drift * 1e9) - round(now * drift * 1e9)
+        self._drift = drift
+
     def jump(self, by_s: float) -> None:
         """Set the wall clock forwards (s), or back if negative, as an operator or a time server does."""
         self._ahead_ns += round(by_s * 1e9)

@@ -17,6 +17,7 @@ from serving.engines.mock.answers.made_up import answer_tokens
 from serving.engines.mock.engine import MockEngine
 from serving.engines.mock.kv.handover import hand_over
 from serving.engines.mock.kv.passage import KvShape
+from serving.engines.mock.stepping import step_together
 from serving.life.lease import LeaseConfig
 from serving.model.tokenizer import ByteTokenizer
 from serving.role import KV_ROLES
@@ -95,7 +96,7 @@ class Worker:
         heard = self.exchange.on_notice
         self.exchange.on_notice = lambda notice: (self.notices.append(notice), heard(notice))
         self.mocker = MockEngine(self.simulated, handover=self.handover)
-        self._running = asyncio.create_task(self.mocker.run())
+        self._running = asyncio.create_task(step_together([self.mocker]))
 
     async def close(self):
         if self._running.cancelled():

@@ -14,6 +14,7 @@ import pytest
 from mocker.timing.choose import resolve
 from serving.engines.mock.answers.author import AnswerPlan
 from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
+from serving.engines.mock.stepping import step_together
 from serving.stand_in.config import KvEventsConfig, StandInConfig
 from serving.stand_in.vllm.kv_events.ranks import sinks_of
 from serving.worker.protocol import CacheScope
@@ -98,7 +99,7 @@ def of_vllm(model, folder, scenario, environment):
 async def of_stand_in(folder, waves, outputs, config):
     async with in_time(), sinks_of(config) as [sink]:
         engine = MockEngine(resolve(config.engine, config.timing), events=sink, author=Told(outputs))
-        running = asyncio.create_task(engine.run())
+        running = asyncio.create_task(step_together([engine]))
         subscriber = Subscriber(config.kv_events.endpoint, config.kv_events.replay_endpoint)
         world = World(engine, subscriber)
         for wave in waves:

@@ -97,6 +97,10 @@ def test_a_wall_clock_drifts_and_jumps_and_the_other_clock_does_neither():
         node.jump(-3600.0)
         assert node.wall_s() == EPOCH_NS / 1e9 + 10 + 99 - 3600
         assert node.now() == 100.0
+        node.gain(0.5)
+        assert node.wall_s() == EPOCH_NS / 1e9 + 10 + 99 - 3600
+        await asyncio.sleep(2.0)
+        assert node.wall_s() == EPOCH_NS / 1e9 + 10 + 99 - 3600 + 3
 
     run(main())
 

@@ -13,6 +13,7 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.answers.made_up import answer_length, answer_tokens
 from serving.engines.mock.engine import MockEngine, Mocker
 from serving.engines.mock.events import RouterSink
+from serving.engines.mock.stepping import step_together
 from serving.model.files import ModelFiles
 from serving.model.tokenizer import ByteTokenizer
 from serving.router import PromptBlocks
@@ -72,7 +73,7 @@ def with_engine(talk, max_waiting=100, publisher=None, config=None, **settings):
         fast = TimingConfig(timing="constant", speedup_ratio=20.0)
         events = None if publisher is None else RouterSink(publisher)
         engine = MockEngine(resolve(engine_config, fast), max_waiting=max_waiting, events=events)
-        running = asyncio.create_task(engine.run())
+        running = asyncio.create_task(step_together([engine]))
         async with in_time():
             await talk(engine, Reader())
         running.cancel()

@@ -12,6 +12,7 @@ from mocker.timing.choose import resolve
 from serving.engines.block_hashes import HashTranslator
 from serving.engines.mock.answers.made_up import answer_tokens
 from serving.engines.mock.engine import EngineConfig, MockEngine, TimingConfig
+from serving.engines.mock.stepping import step_together
 from serving.model.tokenizer import ByteTokenizer
 from serving.router.events import BlocksCleared, BlocksStored
 from serving.router.hashing import block_hashes, sequence_hashes
@@ -92,7 +93,7 @@ async def world(events, **settings):
     config = StandInConfig(engine=EngineConfig(**(ENGINE | settings)), timing=FAST, kv_events=KvEventsConfig(**events))
     async with in_time(), sinks_of(config) as [sink]:
         engine = MockEngine(resolve(config.engine, config.timing), events=sink)
-        running = asyncio.create_task(engine.run())
+        running = asyncio.create_task(step_together([engine]))
         subscriber = Subscriber(events["endpoint"], events.get("replay_endpoint"), events.get("topic", ""))
         try:
             yield World(engine, subscriber)

@@ -29,6 +29,7 @@ from serving.engines.mock.kv.store import chunk_format
 from serving.engines.mock.kv.tiers import LiveTiers, with_store
 from serving.engines.mock.observer import Observer
 from serving.engines.mock.rank import MockEngine
+from serving.engines.mock.stepping import step_together
 from serving.kv_tiers.tier import ChunkFormat
 from serving.life.lease import LeaseConfig
 from serving.model.card import Bootstrap
@@ -227,6 +228,7 @@ class Mocker:
 
     def run(self, events: Several[EventSink] = ()) -> None:
         """Run the engines of all ranks; if sinks are given, one for each, they hear of their KV events."""
+        bell = asyncio.Event() if self._simulated.is_lockstep else None
         self.ranks = [
             MockEngine(
                 self._simulated,
@@ -237,10 +239,12 @@ class Mocker:
                 part_of=nixl_peer.part_of if self._peers else kv_params.part_of,
                 tiers=self._tiers[rank] if self._tiers else None,
                 observer=self.observers[rank] if self.observers else None,
+                bell=bell,
             )
             for rank in range(self.traits.num_ranks)
         ]
-        self._stepping = [asyncio.create_task(each.run()) for each in self.ranks]
+        together = [self.ranks] if self._simulated.is_lockstep else [[rank] for rank in self.ranks]
+        self._stepping = [asyncio.create_task(step_together(ranks)) for ranks in together]
 
     def service(self, request: msgspec.Raw, stream: AnswerStream) -> None:
         """See `Engine`."""

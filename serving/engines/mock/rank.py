@@ -1,10 +1,8 @@
-"""One rank of the mocker: a simulated engine core in a loop that sleeps for the duration of each step."""
+"""One rank of the mocker: a simulated engine core, its requests, and what others see of it."""
 
 import asyncio
-import contextlib
-import math
 
-from mocker import Engine, Sequence, new_engine
+from mocker import Sequence, Step, new_engine
 from mocker.contract import NeverAdmittedError
 from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.speculation.counts import DraftCounts
@@ -22,8 +20,6 @@ from serving.engines.mock.live import Live, live_of
 from serving.engines.mock.observer import Gaps, Observer, Queues, RankWatch, queues_of, take_gaps
 from serving.model.tokenizer import ByteTokenizer
 from serving.runtime.server import AnswerStream
-from serving.runtime.step_timer import StepTimer
-from serving.runtime.world import world
 from serving.worker.engine import EngineLoad, RankDrafts, RankWork
 from serving.worker.protocol import PreprocessedRequest
 
@@ -42,6 +38,7 @@ class MockEngine:
         part_of: PartOf = part_of,
         tiers: LiveTiers | None = None,
         observer: Observer | None = None,
+        bell: asyncio.Event | None = None,
     ) -> None:
         self.config = simulated.config
         """Its settings, those of other families as vLLM's."""
@@ -77,8 +74,8 @@ class MockEngine:
         self._delivery = Delivery(self, handover, watch)
         if tiers is not None:
             tiers.connect(self.engine, self._follow_tiers)
-        self._bell = asyncio.Event()
-        self._now = world().now
+        self.bell = bell or asyncio.Event()
+        """Rings when there may be something to do; ranks that step together have one for all."""
 
     def submit(self, request: PreprocessedRequest, stream: AnswerStream) -> None:
         """Queue a request, or end it with an error if it can never fit or the queue is full."""
@@ -100,7 +97,7 @@ class MockEngine:
 
     def wake(self) -> None:
         """Check again whether there is something to do."""
-        self._bell.set()
+        self.bell.set()
 
     def slow_down(self, factor: float) -> None:
         """Make each step, from the next on, take this many times as long as usual."""
@@ -149,52 +146,36 @@ class MockEngine:
         """Return the times between tokens since the last call."""
         return take_gaps(self.engine)
 
-    async def run(self) -> None:
-        """Step forever."""
-        engine, timer = self.engine, world().step_timer()
-        try:
-            await self._step(engine, timer)
-        finally:
-            timer.close()
-            self._intake.close()
+    def close(self) -> None:
+        """Take no more requests."""
+        self._intake.close()
 
-    async def _step(self, engine: Engine, timer: StepTimer) -> None:
-        now, settled = self._now(), world().settled  # uvloop's own clock only counts milliseconds
+    def begin(self, now: float) -> Step | None:
+        """Begin a step, if there is anything to do."""
+        step = self._schedule(now)
+        if self._handover is not None:
+            self._delivery.follow_loads(self._handover)
+        if self._tiers is not None:
+            self._serve_tiers(self._tiers)
+        if step is None:
+            self.control.on_idle()
+        return step
+
+    def finish(self) -> None:
+        """End the step in flight, and send what it made."""
+        self._delivery.send(self.engine)
+        if self._tiers is not None:
+            self._serve_tiers(self._tiers)
+        elif self._events is not None and self.engine.outbox.events:
+            self._events.publish(self.engine.outbox.take_events())
+        self.control.on_step_end()
+
+    def _schedule(self, now: float) -> Step | None:
         while True:
-            await settled()
-            self._bell.clear()  # a ring from here on may be too late for this step
             try:
-                step = engine.schedule(now)
+                return self.engine.schedule(now)
             except NeverAdmittedError as error:
                 self.control.fail(live_of(error.sequence), str(error))
-                continue
-            if self._handover is not None:
-                self._delivery.follow_loads(self._handover)
-            if self._tiers is not None:
-                self._serve_tiers(self._tiers)
-            if step is None:
-                self.control.on_idle()
-                await self._wait()
-                now = self._now()
-                continue
-            # Deadlines are absolute: a late timer delays one step, not all later ones.
-            await timer.until(step.end)
-            self._delivery.send(engine)
-            if self._tiers is not None:
-                self._serve_tiers(self._tiers)
-            elif self._events is not None and engine.outbox.events:
-                self._events.publish(engine.outbox.take_events())
-            self.control.on_step_end()
-            now = step.end
-
-    async def _wait(self) -> None:
-        """Wait until something arrives, or a copy between GPU and host ends."""
-        wake_s = self.engine.wake_s
-        if wake_s == math.inf:
-            await self._bell.wait()
-            return
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._bell.wait(), max(wake_s - self._now(), 0.0))
 
     def _serve_tiers(self, tiers: LiveTiers) -> None:
         """Publish what has happened in the engine and in the tiers beyond its GPU, and do the work that it asks for."""
