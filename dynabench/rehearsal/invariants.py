@@ -226,10 +226,13 @@ def limits_of(stage: Stage) -> dict[str, int]:
     return {name: stage.programs[name].settings[0].max_inflight_requests for name in stage.frontends}
 
 
-def _routings(frontend: Actor) -> Iterator[LiveRouting]:
-    for pool in frontend.models.pools() if frontend.models is not None else ():
+def _routings(actor: Actor) -> Iterator[LiveRouting]:
+    """Yield the routings of a frontend, or that of a router that is a program of its own."""
+    for pool in actor.models.pools() if actor.models is not None else ():
         if pool.routing is not None:
             yield pool.routing
+    if actor.router is not None and actor.router._routing is not None:
+        yield actor.router._routing
 
 
 # What came of requests
@@ -290,11 +293,11 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
 
 def at_rest(stage: Stage) -> Iterator[Violation]:
     """Check that nothing is left of requests that are over."""
-    for frontend in stage.running(stage.frontends):
-        name = frontend.program.name
-        if frontend.handlers is not None and (num_open := frontend.handlers.answering.num_open):
+    for actor in stage.running([*stage.frontends, *stage.routers]):
+        name = actor.program.name
+        if actor.handlers is not None and (num_open := actor.handlers.answering.num_open):
             yield Violation("released", f"{name} has {num_open} requests in progress")
-        for routing in _routings(frontend):
+        for routing in _routings(actor):
             for rank, books in routing.books():
                 numbers = books.num_requests, books.prefill_tokens, books.decode_blocks, books.num_decoding
                 if any(numbers):
@@ -339,7 +342,7 @@ CONTAINERS = (list, dict, set, deque, OrderedSet)
 
 def _kept(actor: Actor) -> Iterator[tuple[str, int]]:
     """Yield the containers of a program that have many entries, with their sizes."""
-    waiting: list[Any] = [actor.models, actor.handlers]
+    waiting: list[Any] = [actor.models, actor.handlers, actor.router]
     if actor.engine is not None:
         waiting += [
             actor.engine._handovers,
@@ -404,23 +407,27 @@ def of_discovery(stage: Stage) -> Iterator[Violation]:
     known = {id: running[name] for id, name in found.items() if name in running}
     wanted = {id for id, name in found.items() if name in (stage.routers or running)}
     for frontend in stage.running(stage.frontends):
-        yield from _of_frontend(frontend, known, wanted)
+        yield from _of_routing(frontend, known, wanted)
+    for router in stage.running(stage.routers):
+        yield from _of_routing(
+            router, known, {id for id, name in found.items() if name in stage.workers} & known.keys()
+        )
 
 
-def _of_frontend(frontend: Actor, known: Mapping[int, Actor], wanted: set[int]) -> Iterator[Violation]:
-    """Check what a frontend knows.
+def _of_routing(actor: Actor, known: Mapping[int, Actor], wanted: set[int]) -> Iterator[Violation]:
+    """Check what a frontend or a router knows.
 
     Args:
-        frontend: the frontend.
+        actor: the frontend or router.
         known: who runs, by the ids of their instances.
         wanted: those that it has to route to: the routers, if there are any, else the workers.
     """
-    name, ids = frontend.program.name, set[int]()
-    for pool in frontend.models.pools() if frontend.models is not None else ():
+    name, ids = actor.program.name, set[int]()
+    for pool in actor.models.pools() if actor.models is not None else ():
         for card in pool.cards.values():
             if card.instance_id not in known:
                 yield Violation("forgotten", f"{name} has the card of {card.instance_id:x}, which does not run")
-    for routing in _routings(frontend):
+    for routing in _routings(actor):
         for id in {instance.instance_id for instance in routing._following.client._known.values()} - known.keys():
             yield Violation("forgotten", f"{name} knows instance {id:x}, which does not run")
         ids.update(rank.instance_id for rank in routing.ranks())

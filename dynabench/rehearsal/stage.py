@@ -55,6 +55,8 @@ class Actor:
     """Of a frontend: its models, once it has begun."""
     handlers: Frontend | None = None
     """Of a frontend: its handlers, once it serves."""
+    router: RouterService | None = None
+    """Of a router that is a program of its own: its service, once it has begun."""
     engine: Mocker | None = None
     """Of a worker: its engine."""
 
@@ -184,7 +186,8 @@ async def _echo(actor: Actor) -> None:
 async def _router(actor: Actor) -> None:
     service, router, network = actor.program.settings
     async with await DistributedRuntime.connect(network, drain_s=service.drain_s, stopping=actor.stopping) as runtime:
-        await RouterService(runtime, service, router).run()
+        actor.router = RouterService(runtime, service, router)
+        await actor.router.run()
 
 
 async def _store(actor: Actor) -> None:
