@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -19,6 +20,7 @@ from dynabench.rehearsal.invariants import INVARIANTS, Met, of_answers, of_failu
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
+from serving.router.index import PrefixIndex
 
 ROOT = Path(__file__).parents[2]
 SMALL = EngineConfig(num_gpu_blocks=40)
@@ -71,6 +73,13 @@ def test_a_planted_bug_is_found(name, invariant):
     command = [sys.executable, "benchmarks/mutations.py", "--hunt", name, "--seeds", "3"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
     assert invariant in json.loads(done.stdout)["all"]
+
+
+def test_a_router_that_is_a_program_of_its_own_is_looked_into(monkeypatch):
+    monkeypatch.setattr(PrefixIndex, "evict", lambda index, slot, ids: None)
+    _, outcome = carry_out(Plan(replace(WORKERS, standalone_router=True), "none", 150, 12.0), 0)
+    assert [violation.invariant for violation in outcome.violations] == ["known"]
+    assert "router" in outcome.violations[0].what
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
