@@ -33,9 +33,9 @@ class World:
         self.entropy = entropy or random.SystemRandom()
         """Where all that is random comes from: identities, secrets, pauses that must differ between processes."""
 
-    def now(self) -> float:
-        """Return the time (s) on the clock that never jumps: the event loop's, to more than its milliseconds."""
-        return time.monotonic()
+    now = staticmethod(time.monotonic)
+    """Returns the time (s) on the clock that never jumps: the event loop's, to more than its milliseconds. Whoever keeps it
+    reads the clock itself, with no call in between."""
 
     def wall_ns(self) -> int:
         """Return the time of day (ns since 1970), which may jump."""
