@@ -1,6 +1,22 @@
-"""The error of simulated times: of the nearest case that was measured, or the average; the figures of docs/fidelity.md."""
+"""The error of simulated times: what the published measurements that are most like a case say about it.
 
-from typing import NamedTuple
+    (timing, load)  ->  ModelError  ->  how many times as long as simulated mean TTFT and TPOT may really be
+
+Each point of measured_points.csv is a real server whose mean TTFT and TPOT were published, beside what `simulate` says
+of it (benchmarks/fidelity_points.py writes the file). The nearer a point is to the case, the more it counts: its weight
+falls by e with each `REACH` of distance. What is left between points as near as these is a spread that grows with the
+distance of the nearest. docs/fidelity.md has the share of points that lie within the intervals of the others.
+"""
+
+import csv
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
@@ -8,91 +24,219 @@ from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
 from reports.figures.outcomes import percent
 
-WITHIN = 2.0
-"""Times as many parameters, or as few, all or active ones, as a case may have to be quoted for a model."""
+Floats = npt.NDArray[np.float64]
+
+REACH = 0.4
+"""Farther by this, a point counts less by a factor of e."""
+SPREAD, SPREAD_AWAY = 0.03, 0.1
+"""What two equal cases differ by, and what is added for each unit of distance of the nearest point (shares)."""
+COVERED = 0.9
+"""The share of measurements that an interval is to cover."""
+FAR = 1.5
+"""Points that are farther are only a hint."""
+
+
+class Load(NamedTuple):
+    """What an engine does when its times are looked at."""
+
+    concurrency: float
+    """Requests at a time."""
+    isl: float
+    """Mean length of prompts (tokens)."""
+    osl: float
+    """Mean length of answers (tokens)."""
 
 
 class Case(NamedTuple):
-    """A model whose simulated times were compared with published ones: the mean absolute errors, as shares."""
+    """What decides how like a measured point is: the engine, the model, its GPUs and the load."""
 
     engine: str
     model: str
     gpu: str
     weights: str
-    tpot: float
-    ttft: float
-    points: int
+    num_gpus: int
+    load: Load | None = None
 
     def __str__(self) -> str:
         return " ".join(filter(None, (self.model, self.weights, "on", self.engine, "and", self.gpu)))
 
 
-class MeasuredError(NamedTuple):
-    """How far mean TPOT and TTFT are known to be off, as shares, and which published points say so."""
+class Ratios(NamedTuple):
+    """How many times as long as simulated a mean time may really be.
 
-    tpot: float
-    ttft: float
+    A mixture of logistic distributions of the logarithm, which are nearly normal: one around each measured point.
+    """
+
+    logs: Floats
+    """Of each point: the logarithm of measured / simulated."""
+    weights: Floats
+    """Of each point; their sum is 1."""
+    spread: float
+    """Standard deviation around each."""
+
+    def below(self, ratio: float, spread: float = 0.0) -> float:
+        """Return the chance that a real time is at most so many times the simulated one.
+
+        Args:
+            ratio: how many times.
+            spread: standard deviation of the logarithm of the simulated time itself.
+        """
+        return float(self._below(np.array([math.log(ratio)]), math.hypot(self.spread, spread))[0])
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The ratios between which 90% lie."""
+        margin = 4 * self.spread
+        logs = np.linspace(self.logs.min() - margin, self.logs.max() + margin, 1000)
+        low, high = np.interp([(1 - COVERED) / 2, (1 + COVERED) / 2], self._below(logs, self.spread), logs)
+        return math.exp(low), math.exp(high)
+
+    @property
+    def mean_error(self) -> float:
+        """Mean absolute error of the simulated times, as a share of the real ones."""
+        return float((self.weights * np.abs(np.exp(-self.logs) - 1)).sum())
+
+    def _below(self, logs: Floats, spread: float) -> Floats:
+        deviations = (logs[:, None] - self.logs) / spread
+        found: Floats = (1 + np.tanh(math.pi / math.sqrt(12) * deviations)) / 2 @ self.weights
+        return found
+
+
+class ModelError(NamedTuple):
+    """How far simulated mean times are known to be off."""
+
+    tpot: Ratios
+    ttft: Ratios
+    nearest: Case
+    """The measured case that is nearest."""
     points: int
-    of: str
-    average_name: str = ""
-    """Which average it is, if no case is near enough."""
-    differs: str = ""
-    """In what the model differs from the nearest case."""
+    """How many points it has."""
+    distance: float
+    """How far away it is."""
+    differs: str
+    """In what it differs from the case."""
+
+    def of(self, metric: str) -> tuple[Ratios, str]:
+        """Return what is known of a metric, and whose error that is: TTFT's or TPOT's."""
+        return (self.ttft, "TTFT") if metric in ("ttft", "ttst") else (self.tpot, "TPOT")
 
     def __str__(self) -> str:
-        if self.average_name:
-            return f"{self._points} (only a hint: this model was not measured)"
-        return f"the nearest measured case, {self.of} ({self.differs})" if self.differs else self.of
+        found = f"{self.points:,} published points of {self.nearest}"
+        if self.differs:
+            found = f"the nearest measured case, {found} ({self.differs})"
+        return f"{found}; only a hint, because that is far away" if self.distance > FAR else found
 
     @property
     def text(self) -> str:
-        """How far off the means are, and for what that was measured."""
-        off = f"mean TPOT off by {percent(self.tpot)}, mean TTFT by {percent(self.ttft)}"
-        if self.average_name:
-            return f"not measured for this model; {self.average_name}, only a hint here: {off} ({self._points})"
-        return f"{off} on average over {self.points} published points of {self}"
-
-    @property
-    def _points(self) -> str:
-        return f"{self.points:,} published points of {self.of}"
+        """How far off the means are, and what says so."""
+        tpot, ttft = (f"{low:.2f} to {high:.2f}" for low, high in (self.tpot.interval, self.ttft.interval))
+        return f"real mean TPOT {tpot} times as long as simulated, real mean TTFT {ttft} times, in 9 of 10 cases, after {self}"
 
 
-HELD_OUT = {
-    "vllm": MeasuredError(0.038, 0.126, 82, "Llama 3.1 70B on vllm, h100 and b200", average_name="held-out average"),
-    "trtllm": MeasuredError(0.068, 0.187, 313, "dense models on trtllm", average_name="held-out average"),
-}
-"""The points of dense models that chose no constants, by engine."""
-OVERALL = MeasuredError(0.143, 0.333, 1631, "all models and engines", average_name="overall average")
+def model_error(timing: TimingConfig, load: Load | None = None) -> ModelError | None:
+    """Return what measured points say about the times of a model on a GPU.
 
+    None if step times have another source, or are divided.
 
-def model_error(timing: TimingConfig) -> MeasuredError | None:
-    """Return the error of the nearest case of the same kind on the same engine and GPU, or else an average.
-
-    Return None if step times have another source, or are divided.
+    Args:
+        timing: the step times.
+        load: what the engine does (None: any load).
     """
     if timing.timing_name != "roofline" or timing.gpu is None or timing.model is None:
         return None
     if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
         return None
     shape, gpu = timing.shape, find_gpu(timing.gpu).name
-    near = [
-        case
-        for case in KNOWN
-        if (case.engine, case.gpu) == (timing.host_times, gpu) and _distance(case, shape) <= WITHIN
-    ]
-    if not near:
-        return HELD_OUT.get(timing.host_times, OVERALL) if kind_of(shape) == "dense" else OVERALL
-    case = min(
-        near,
-        key=lambda case: (
-            not _is_same(case, shape),
-            case.weights != shape.weights,
-            case.model != timing.model,
-            _distance(case, shape),
-            -case.points,
-        ),
-    )
-    return MeasuredError(case.tpot, case.ttft, case.points, str(case), differs=_differences(case, shape))
+    num_gpus = timing.tensor_parallel_size * timing.pipeline_parallel_size
+    case = Case(timing.host_times, timing.model, gpu, shape.weights, num_gpus, load)
+    return measured_points().error_of(case, shape)
+
+
+class Points:
+    """Measured points, as columns."""
+
+    def __init__(self, rows: Sequence[dict[str, str]]) -> None:
+        """Take rows of measured_points.csv."""
+        self.cases = [
+            Case(
+                row["engine"],
+                row["model"],
+                row["gpu"],
+                row["weights"],
+                int(row["gpus"]),
+                Load(float(row["concurrency"]), float(row["isl"]), float(row["osl"])),
+            )
+            for row in rows
+        ]
+        self.ratios = {
+            metric: np.log([float(row[f"{metric}_ms"]) / float(row[f"simulated_{metric}_ms"]) for row in rows])
+            for metric in ("ttft", "tpot")
+        }
+        self._shapes = {case.model: find_model(case.model) for case in self.cases}
+        self._kinds = {model: kind_of(shape) for model, shape in self._shapes.items()}
+
+    def error_of(self, case: Case, shape: ModelShape, among: npt.NDArray[np.bool_] | None = None) -> ModelError:
+        """Return what points say about a case.
+
+        Args:
+            case: the case.
+            shape: its model's.
+            among: which points may be used (None: all).
+        """
+        places = np.arange(len(self.cases)) if among is None else np.flatnonzero(among)
+        distances = self._distances(case, shape)[places]
+        nearest = float(distances.min())
+        weights = np.exp((nearest - distances) / REACH)
+        weights /= weights.sum()
+        spread = SPREAD + SPREAD_AWAY * nearest
+        tpot, ttft = (Ratios(self.ratios[metric][places], weights, spread) for metric in ("tpot", "ttft"))
+        best = self.cases[places[distances.argmin()]]
+        alike = sum(one[:4] == best[:4] for one in self.cases)
+        return ModelError(
+            tpot,
+            ttft,
+            best._replace(load=None),
+            alike,
+            nearest,
+            _differences(best, self._shapes[best.model], case, shape),
+        )
+
+    def _distances(self, case: Case, shape: ModelShape) -> Floats:
+        """Return how unlike a case each point is."""
+        kind = kind_of(shape)
+        by_model = {model: self._between_models(model, kind, case, shape) for model in self._shapes}
+        return np.array([by_model[one.model] + _between_runs(one, case) for one in self.cases])
+
+    def _between_models(self, model: str, kind: str, case: Case, shape: ModelShape) -> float:
+        other, its_kind = self._shapes[model], self._kinds[model]
+        return (
+            2.0 * (("mixture" in its_kind) != ("mixture" in kind))
+            + 0.7 * (its_kind != kind)
+            + 0.5 * (model != case.model)
+            + 0.3 * _octaves(other.num_active_parameters, shape.num_active_parameters)
+            + 0.15 * _octaves(other.num_parameters, shape.num_parameters)
+        )
+
+
+def _between_runs(one: Case, other: Case) -> float:
+    """Return how unlike two cases are, apart from their models."""
+    found = 2.0 * (one.engine != other.engine) + 0.7 * (one.gpu != other.gpu) + 0.5 * (one.weights != other.weights)
+    found += 0.25 * _octaves(one.num_gpus, other.num_gpus)
+    if one.load is not None and other.load is not None:
+        found += 0.2 * _octaves(one.load.concurrency, other.load.concurrency)
+        found += 0.15 * _octaves(one.load.isl, other.load.isl) + 0.1 * _octaves(one.load.osl, other.load.osl)
+    return found
+
+
+def _octaves(one: float, other: float) -> float:
+    return abs(math.log2(max(one, 1.0) / max(other, 1.0)))
+
+
+@cache
+def measured_points() -> Points:
+    """Return the points that come with dynabench."""
+    with files(__package__).joinpath("measured_points.csv").open(encoding="utf-8", newline="") as lines:
+        return Points(list(csv.DictReader(lines)))
 
 
 def kind_of(shape: ModelShape) -> str:
@@ -108,67 +252,18 @@ def kind_of(shape: ModelShape) -> str:
     return " ".join([*words, "mixture" if shape.num_experts else "dense"])
 
 
-def _distance(case: Case, shape: ModelShape) -> float:
-    """Return how many times as large or small a model is as a case; infinite if it is of another kind."""
-    other = find_model(case.model)
-    if kind_of(other) != kind_of(shape):
-        return float("inf")
-    ratios = (
-        shape.num_parameters / other.num_parameters,
-        shape.num_active_parameters / other.num_active_parameters,
-    )
-    return max(max(ratio, 1 / ratio) for ratio in ratios)
-
-
-def _is_same(case: Case, shape: ModelShape) -> bool:
-    """Return whether a model differs from a case in its weights' types at most."""
-    return find_model(case.model).quantised("bfloat16").layers == shape.quantised("bfloat16").layers
-
-
-def _differences(case: Case, shape: ModelShape) -> str:
-    """Say in what a model differs from a case; nothing if in nothing."""
-    found = []
-    if not _is_same(case, shape):
-        own, other = (f"{one.num_parameters / 1e9:,.1f} B" for one in (shape, find_model(case.model)))
-        found.append(f"{own} parameters" if own == other else f"{own} parameters, not {other}")
-    if case.weights and case.weights != shape.weights:
-        found.append(f"{shape.weights} weights")
-    return f"this model has {', and '.join(found)}" if found else ""
-
-
-KNOWN = (
-    Case("vllm", "meta-llama/Llama-3.1-70B", "h100", "fp8", 0.026, 0.057, 45),
-    Case("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.031, 0.086, 60),
-    Case("vllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.045, 0.171, 60),
-    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "bfloat16", 0.037, 0.721, 60),
-    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp4", 0.215, 0.646, 12),
-    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "b200", "fp8", 0.206, 0.713, 124),
-    Case("sglang", "Qwen/Qwen3.5-397B-A17B", "h200", "fp8", 0.275, 0.747, 11),
-    Case("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.126, 0.574, 5),
-    Case("sglang", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.238, 0.190, 16),
-    Case("sglang", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.036, 0.329, 20),
-    Case("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp4", 0.086, 0.743, 12),
-    Case("sglang", "deepseek-ai/DeepSeek-V3", "b200", "fp8", 0.211, 0.055, 8),
-    Case("sglang", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.031, 0.368, 15),
-    Case("sglang", "zhipuai/GLM-5", "b200", "fp4", 0.125, 0.523, 10),
-    Case("sglang", "zhipuai/GLM-5", "b200", "fp8", 0.107, 0.254, 20),
-    Case("sglang", "zhipuai/GLM-5", "h200", "fp8", 0.288, 0.867, 20),
-    Case("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp4", 0.273, 0.593, 16),
-    Case("trtllm", "deepseek-ai/DeepSeek-R1", "b200", "fp8", 0.265, 0.470, 16),
-    Case("trtllm", "deepseek-ai/DeepSeek-R1", "h200", "fp8", 0.244, 0.659, 14),
-    Case("trtllm", "deepseek-ai/DeepSeek-V3", "h200", "fp8", 0.295, 0.568, 11),
-    Case("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp4", 0.052, 0.126, 72),
-    Case("trtllm", "meta-llama/Llama-3.1-70B", "b200", "fp8", 0.035, 0.074, 72),
-    Case("trtllm", "meta-llama/Llama-3.1-70B", "h200", "fp8", 0.048, 0.078, 72),
-    Case("trtllm", "meta-llama/Llama-3.1-8B-Instruct", "h100", "", 0.084, 0.259, 177),
-    Case("trtllm", "openai/gpt-oss-120b", "b200", "fp4", 0.122, 0.412, 20),
-    Case("trtllm", "openai/gpt-oss-120b", "h200", "fp4", 0.129, 0.568, 17),
-    Case("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp4", 0.127, 0.391, 104),
-    Case("vllm", "MiniMaxAI/MiniMax-M2.5", "b200", "fp8", 0.159, 0.221, 195),
-    Case("vllm", "Qwen/Qwen3-235B-A22B-FP8", "h200", "fp8", 0.388, 0.189, 38),
-    Case("vllm", "moonshotai/Kimi-K2.5", "b200", "fp4", 0.157, 0.794, 75),
-    Case("vllm", "moonshotai/Kimi-K2.5", "b200", "int4", 0.051, 0.081, 45),
-    Case("vllm", "moonshotai/Kimi-K2.5", "h200", "int4", 0.103, 0.144, 45),
-    Case("vllm", "openai/gpt-oss-120b", "h100", "fp4", 0.656, 0.331, 69),
-    Case("vllm", "openai/gpt-oss-120b", "h200", "fp4", 0.127, 0.306, 75),
-)
+def _differences(one: Case, its: ModelShape, case: Case, shape: ModelShape) -> str:
+    """Say in what a case differs from a point; nothing if in nothing but the load."""
+    found: list[Any] = []
+    if case.engine != one.engine:
+        found.append(f"the engine is {case.engine}")
+    if case.gpu != one.gpu:
+        found.append(f"the GPU is {case.gpu}")
+    if kind_of(its) != kind_of(shape):
+        found.append(f"the model is {kind_of(shape)}, not {kind_of(its)}")
+    elif its.quantised("bfloat16").layers != shape.quantised("bfloat16").layers:
+        own, other = (f"{model.num_parameters / 1e9:,.1f} B" for model in (shape, its))
+        found.append(f"the model has {own} parameters" + f", not {other}" * (own != other))
+    if one.weights and one.weights != shape.weights:
+        found.append(f"weights are {shape.weights}")
+    return "here, " + " and ".join(found) if found else ""
