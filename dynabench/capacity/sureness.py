@@ -1,5 +1,6 @@
 """The certainty that a limit is met: the sample's interval, and what is known about the model's error."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -7,10 +8,10 @@ import numpy as np
 from msgspec import structs
 
 from dynabench.arm import Arm, Run
-from dynabench.experiment.model_error import MeasuredError, model_error
+from dynabench.experiment.model_error import Load, ModelError, Ratios, model_error
 from dynabench.experiment.source import Source
 from dynabench.virtual.run import simulate
-from reports.capacity.answer import Sureness
+from reports.capacity.answer import SURE, Sureness, likely
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.limit_intervals import FEW, attainment_interval, limit_interval
 from reports.figures.metrics import goodput, per_request
@@ -33,8 +34,8 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
     record = record.measured
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     blocks = blocks_of(record.requests.intended_s, per_request(record.requests)["e2e_sched"])
-    timing = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill").timing
-    error = model_error(timing)
+    pool = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill")
+    error = model_error(pool.timing, _load_of(record, pool.replicas))
     found = []
     for limit in limits:
         if limit.statistic is None:
@@ -46,8 +47,21 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
     return found + _sure_of_requests(record, blocks, limits, attainment, error)
 
 
+def _load_of(record: Record, num_workers: int) -> Load | None:
+    """Return what each worker did on average; None if nothing was answered."""
+    requests = record.requests
+    e2e = per_request(requests)["e2e_sched"]
+    is_known = ~np.isnan(e2e)
+    if not is_known.any():
+        return None
+    came = requests.intended_s[is_known]
+    duration_s = float((came + e2e[is_known]).max() - came.min())
+    in_flight = float(e2e[is_known].sum()) / duration_s / num_workers
+    return Load(in_flight, float(requests.isl[is_known].mean()), float(requests.osl[is_known].mean()))
+
+
 def _sure_of_requests(
-    record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float, known: MeasuredError | None
+    record: Record, blocks: Blocks, limits: Sequence[Condition], attainment: float, known: ModelError | None
 ) -> list[Sureness]:
     """Return the certainty that enough requests are within the per-request limits; nothing if there are none."""
     each = [limit for limit in limits if limit.statistic is None]
@@ -55,12 +69,14 @@ def _sure_of_requests(
     outcome = of_requests(list(limits), goodput(record, is_good), attainment)
     if outcome is None or outcome.value is None:
         return []
-    text, error, is_within_error = f"{outcome.limit} is {outcome}", None, False
+    text, error, chance = f"{outcome.limit} is {outcome}", None, None
+    interval = attainment_interval(is_good, blocks)
     if known is not None:
-        error = max(_error(limit, known)[0] for limit in each)
-        share = float(good_requests(record, [_stricter(limit, known) for limit in each]).mean())
-        is_within_error = share < attainment <= outcome.value
-        text += f"; if every time were longer by the mean error for {known}, it would be {share:.2%}"
+        ratios, metric = max((known.of(limit.metric) for limit in each), key=lambda one: one[0].mean_error)
+        factor = _longest(record, each, attainment)
+        error, chance = ratios.mean_error, ratios.below(factor)
+        text += f"; it holds if all times are up to {factor:.2f} times as long"
+        text += _by(chance, ratios, metric, known)
     sure = Sureness(
         outcome.limit,
         outcome.value,
@@ -68,11 +84,11 @@ def _sure_of_requests(
         None,
         error,
         str(known or ""),
-        is_within_error=is_within_error,
+        chance=chance,
+        is_within_error=chance is not None and outcome.value >= attainment and chance < SURE,
         is_share=True,
     )
     end = "." if known is not None else UNKNOWN
-    interval = attainment_interval(is_good, blocks)
     if interval is None:
         return [structs.replace(sure, text=f"{text}; not certain: no interval ({FEW}){end}")]
     low, high = interval
@@ -81,30 +97,38 @@ def _sure_of_requests(
     return [structs.replace(sure, low=low, high=high, text=text, is_open=low < attainment <= high)]
 
 
-def _stricter(limit: Condition, known: MeasuredError) -> Condition:
-    """Return a limit that a time within it still meets if it is longer by the model's error."""
-    return replace(limit, number=limit.number / (1 + _error(limit, known)[0]))
+def _longest(record: Record, limits: Sequence[Condition], attainment: float) -> float:
+    """Return how many times as long all times may be so that enough requests are within the limits, from 1/20 to 20."""
+
+    def is_met(factor: float) -> bool:
+        stricter = [replace(limit, number=limit.number / factor) for limit in limits]
+        return bool(good_requests(record, stricter).mean() >= attainment)
+
+    return float(
+        np.exp(bisect_left(np.linspace(-3, 3, 601), True, key=lambda log: not is_met(float(np.exp(log)))) / 100 - 3)
+    )
 
 
-def _error(limit: Condition, known: MeasuredError) -> tuple[float, str]:
-    """Return the model's error for the limited metric, and the metric that it is the error of."""
-    return (known.ttft, "TTFT") if limit.metric in ("ttft", "ttst") else (known.tpot, "TPOT")
+def _by(chance: float, ratios: Ratios, metric: str, known: ModelError) -> str:
+    """Say what the chance is, and which measurements say so."""
+    low, high = ratios.interval
+    return f"; for a real engine, the chance of that is {likely(chance)}: 9 of 10 real mean {metric}s are {low:.2f} to {high:.2f} times the simulated, by {known}"
 
 
 def _sureness(
-    limit: Condition, value: float, interval: tuple[float, float] | str, known: MeasuredError | None
+    limit: Condition, value: float, interval: tuple[float, float] | str, known: ModelError | None
 ) -> Sureness:
     """Say how far a value is from its limit, and how much that means."""
     margin = 1 - value / limit.value
     text = f"{limit} is {'met' if margin >= 0 else 'missed'} by {percent(abs(margin))}"
-    error, is_within_error = None, False
-    if known is not None:
-        error, metric = _error(limit, known)
-        is_within_error = 0 <= margin < error
-        text += ", within the model's error" * is_within_error
-        text += f"; for {known}, mean {metric} was {percent(error)} off"
+    error, chance, real_low, real_high = None, None, None, None
+    if known is not None and np.isfinite(value) and value > 0:
+        ratios, metric = known.of(limit.metric)
+        error, chance = ratios.mean_error, ratios.below(limit.value / value, _spread(interval))
+        real_low, real_high = (value * ratio for ratio in ratios.interval)
+        text += _by(chance, ratios, metric, known)
         if limit.statistic != "mean":
-            text += f", and the error of a {limit.statistic} is not known"
+            text += f", and a {limit.statistic} was not measured"
     if isinstance(interval, str):
         text += f"; not certain: no interval ({interval})"
         low, high, is_open = None, None, False
@@ -115,4 +139,16 @@ def _sureness(
         text += f"; the sample's 95% interval, {format_ms(low)} to {to}, {lies} the limit"
         is_open = low <= limit.value < high
     text += "." if known is not None else UNKNOWN
-    return Sureness(str(limit), value, low, high, error, str(known or ""), text, is_open, is_within_error)
+    is_within_error = margin >= 0 and chance is not None and chance < SURE
+    return Sureness(
+        *(str(limit), value, low, high, error, str(known or ""), text, real_low, real_high, chance),
+        is_open=is_open,
+        is_within_error=is_within_error,
+    )
+
+
+def _spread(interval: tuple[float, float] | str) -> float:
+    """Return the standard deviation of the logarithm of a value with a 95% interval; 0 if there is none."""
+    if isinstance(interval, str) or not 0 < interval[0] <= interval[1] < np.inf:
+        return 0.0
+    return float(np.log(interval[1] / interval[0])) / (2 * 1.96)

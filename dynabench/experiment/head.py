@@ -90,7 +90,7 @@ def engine_error(deployment: Deployment) -> EngineError | None:
     if pool.engine != "mocker" or pool.timing.timing_name in GENERIC:
         return None
     known = model_error(pool.timing)
-    return EngineError(pool.engine_type, known and known.ttft, known and known.tpot)
+    return EngineError(pool.engine_type, known and known.ttft.mean_error, known and known.tpot.mean_error)
 
 
 def model_errors(deployments: Sequence[Deployment]) -> str:

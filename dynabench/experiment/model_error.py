@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
-from reports.figures.outcomes import percent
 
 Floats = npt.NDArray[np.float64]
 
@@ -130,7 +129,7 @@ class ModelError(NamedTuple):
     def text(self) -> str:
         """How far off the means are, and what says so."""
         tpot, ttft = (f"{low:.2f} to {high:.2f}" for low, high in (self.tpot.interval, self.ttft.interval))
-        return f"real mean TPOT {tpot} times as long as simulated, real mean TTFT {ttft} times, in 9 of 10 cases, after {self}"
+        return f"in 9 of 10 cases, the real mean TPOT is {tpot} times the simulated, the real mean TTFT {ttft} times, by {self}"
 
 
 def model_error(timing: TimingConfig, load: Load | None = None) -> ModelError | None:
@@ -168,10 +167,11 @@ class Points:
             )
             for row in rows
         ]
-        self.ratios = {
+        self.logs = {
             metric: np.log([float(row[f"{metric}_ms"]) / float(row[f"simulated_{metric}_ms"]) for row in rows])
             for metric in ("ttft", "tpot")
         }
+        """Of each point, by metric: the logarithm of measured / simulated."""
         self._shapes = {case.model: find_model(case.model) for case in self.cases}
         self._kinds = {model: kind_of(shape) for model, shape in self._shapes.items()}
 
@@ -189,7 +189,7 @@ class Points:
         weights = np.exp((nearest - distances) / REACH)
         weights /= weights.sum()
         spread = SPREAD + SPREAD_AWAY * nearest
-        tpot, ttft = (Ratios(self.ratios[metric][places], weights, spread) for metric in ("tpot", "ttft"))
+        tpot, ttft = (Ratios(self.logs[metric][places], weights, spread) for metric in ("tpot", "ttft"))
         best = self.cases[places[distances.argmin()]]
         alike = sum(one[:4] == best[:4] for one in self.cases)
         return ModelError(
@@ -235,8 +235,8 @@ def _octaves(one: float, other: float) -> float:
 @cache
 def measured_points() -> Points:
     """Return the points that come with dynabench."""
-    with files(__package__).joinpath("measured_points.csv").open(encoding="utf-8", newline="") as lines:
-        return Points(list(csv.DictReader(lines)))
+    text = files(__package__).joinpath("measured_points.csv").read_text(encoding="utf-8")
+    return Points(list(csv.DictReader(text.splitlines())))
 
 
 def kind_of(shape: ModelShape) -> str:
@@ -254,7 +254,7 @@ def kind_of(shape: ModelShape) -> str:
 
 def _differences(one: Case, its: ModelShape, case: Case, shape: ModelShape) -> str:
     """Say in what a case differs from a point; nothing if in nothing but the load."""
-    found: list[Any] = []
+    found = []
     if case.engine != one.engine:
         found.append(f"the engine is {case.engine}")
     if case.gpu != one.gpu:

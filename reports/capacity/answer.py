@@ -73,6 +73,10 @@ class Alternative(msgspec.Struct, frozen=True):
     state: State
 
 
+SURE = 0.9
+"""The chance from which on a limit that is met counts as certain."""
+
+
 class Sureness(msgspec.Struct, frozen=True):
     """How certain it is that a limit is met."""
 
@@ -83,15 +87,20 @@ class Sureness(msgspec.Struct, frozen=True):
     high: float | None
     """Infinite if failed requests are among the slowest; JSON has null for it, too."""
     model_error: float | None
-    """Known mean absolute error of the mean of such times for such a model and GPU, as a share; None if unknown."""
+    """Mean absolute error of the mean of such times where it was measured, as a share; None if unknown."""
     of: str = ""
     """The measurements behind that error."""
     text: str = ""
+    real_low: float | None = None
+    """Between this and `real_high`, 9 of 10 real values are, as far as measurements say; None if unknown."""
+    real_high: float | None = None
+    chance: float | None = None
+    """The chance that the limit holds for the real engine and other such samples; None if unknown."""
 
     is_open: bool = False
     """Whether the interval includes the limit, so that another such sample could change the result."""
     is_within_error: bool = False
-    """Whether the margin is smaller than the model's error, where that is known."""
+    """Whether the limit is met and its chance is less than `SURE`."""
     is_share: bool = False
     """Whether it limits the share of requests that are within the per-request limits."""
 
@@ -302,7 +311,8 @@ def doubt(sureness: Sequence[Sureness], held: Held | None = None) -> str:
         limits = " and of ".join(unsure)
         reasons.append(f"the 95% interval includes the limit of {limits}; a longer workload would settle it")
     if near := [sure.limit for sure in sureness if sure.is_within_error]:
-        reasons.append(f"the margin to {' and to '.join(near)} is smaller than the model's error")
+        chance = min(sure.chance for sure in sureness if sure.is_within_error and sure.chance is not None)
+        reasons.append(f"for a real engine, the chance of {' and of '.join(near)} is {likely(chance)}")
     if unknown := [sure.limit for sure in sureness if not sure.has_interval]:
         reasons.append(f"there is no interval for {' and for '.join(unknown)}")
     if held is not None and held.is_within(error := largest_error(sureness)):
@@ -310,6 +320,11 @@ def doubt(sureness: Sequence[Sureness], held: Held | None = None) -> str:
             f"a limit is missed beyond {held.holds_to:.3g}x of the load, which is nearer than the model's error of {percent(error)}"
         )
     return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
+
+
+def likely(chance: float) -> str:
+    """Format a chance, which is never certain."""
+    return "over 99%" if chance > 0.99 else "under 1%" if chance < 0.01 else f"{chance:.0%}"
 
 
 def largest_error(sureness: Sequence[Sureness]) -> float:

@@ -75,16 +75,17 @@ def _sureness_grid(answer: PlanAnswer) -> Grid | None:
                     if known is None or known.headroom is None
                     else f"{known.state} by {percent(abs(known.headroom))}",
                     interval,
-                    "n/a" if sure.model_error is None else percent(sure.model_error),
+                    "not known" if sure.real_low is None else f"{shown(sure.real_low)} to {shown(sure.real_high)}",
+                    "not known" if sure.chance is None else capacity.likely(sure.chance),
                 ],
             )
         )
     return Grid(
         "How sure is it?",
-        ["found (ms)", "margin", "95% interval (ms)", "model error"],
+        ["found (ms)", "margin", "95% interval (ms)", "9 of 10 real ones (ms)", "chance"],
         lines,
-        f"If an interval includes its limit, the result is uncertain. {capacity.COVERED} The model error is that of "
-        "means, not of percentiles.",
+        f"If an interval includes its limit, the result is uncertain. {capacity.COVERED} Real values are judged by "
+        "published means of similar cases, percentiles, too. The chance is that the limit holds.",
         "limit",
     )
 

@@ -151,8 +151,8 @@ def sureness(answer: "PlanAnswer") -> Chart | None:
             low, high = sure.low / limit * 100, min(sure.high / limit * 100, MOST_SHOWN)
             axes.plot([low, high], [row, row], colour=BEST, width=6, alpha=0.35)
             reach += [low, high]
-        if sure.model_error is not None:
-            low, high = value * (1 - sure.model_error), value * (1 + sure.model_error)
+        if sure.real_low is not None and sure.real_high is not None:
+            low, high = sure.real_low / limit * 100, min(sure.real_high / limit * 100, MOST_SHOWN)
             axes.plot([low, high], [row, row], colour=QUIET, width=1, marker="|", size=8)
             reach += [low, high]
         axes.plot([value], [row], "o", colour=BEST, size=7)
@@ -163,5 +163,5 @@ def sureness(answer: "PlanAnswer") -> Chart | None:
     pad = 0.08 * (max(reach) - min(reach)) or 5.0
     drawing.numbers(axes, "x", max(min(reach) - pad, 0), max(reach) + pad, form=lambda value: f"{value:g}%")
     axes.rule(100, LIMIT, width=1.2, dashes=(4, 2), is_upright=True)
-    text = "Dot: the simulated value. Pale: its 95% interval. Thin: the model's average error, where it is known. Right of the dashed line, the limit is missed."
+    text = "Dot: the simulated value. Pale: its 95% interval. Thin: where 9 of 10 real values are, as far as measurements say. Right of the dashed line, the limit is missed."
     return Chart(canvas, "How sure is it that the limits are met?", text, [panel])
