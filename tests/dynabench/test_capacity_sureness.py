@@ -15,7 +15,7 @@ from dynabench.experiment.source import source_of
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
-from reports.capacity.answer import Held, Sureness, doubt
+from reports.capacity.answer import SURE, Held, Sureness, doubt, likely
 from reports.figures.conditions import read_condition
 from reports.figures.metrics import goodput, per_request
 from reports.figures.slo import good_requests
@@ -41,10 +41,11 @@ def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_an_i
     of_itl, of_mean, of_max = (
         sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
     )
-    off = "for 82 published points of Llama 3.1 70B on vllm, h100 and b200 (only a hint: this model was not measured), mean TPOT was 3.8% off"
-    assert f"{off}, and the error of a p99 is not known" in of_itl
-    assert "; the sample's 95% interval, " in of_itl
-    assert f"{off}; the sample's 95% interval, " in of_mean
+    assert "; for a real engine, the chance of that is " in of_itl
+    assert ": 9 of 10 real mean TPOTs are " in of_itl
+    assert ", and a p99 was not measured; the sample's 95% interval, " in of_itl
+    assert "was not measured" not in of_mean
+    assert ": 9 of 10 real mean TTFTs are " in of_max
     assert of_max.endswith("; not certain: no interval (a maximum comes from one request).")
 
 
@@ -71,13 +72,11 @@ def test_a_margin_within_the_error_of_the_model_is_no_certainty():
 
     first = sure("itl.mean <= 9s")
     near = sure(f"itl.mean <= {first.value * 1020:.3f}ms")
-    far = sure(f"itl.mean <= {max(first.high, first.value * 1.1) * 1000:.3f}ms")
-    assert (near.is_doubtful, far.is_doubtful) == (True, False), "mean TPOT is 3.8% off"
-    assert (
-        " is met by 1.96%, within the model's error; for 82 published points of Llama 3.1 70B on vllm, h100 and b200 (only a hint: this model was not measured), "
-        in near.text
-    )
-    assert f"the margin to {near.limit} is smaller than the model's error" in doubt([near, far])
+    far = sure(f"itl.mean <= {max(first.high, first.real_high * 1.3) * 1000:.3f}ms")
+    assert (near.is_doubtful, far.is_doubtful) == (True, False)
+    assert near.real_low < near.value < near.real_high
+    assert 0.3 < near.chance < SURE < far.chance < 1
+    assert f"for a real engine, the chance of {near.limit} is {likely(near.chance)}" in doubt([near, far])
 
 
 def test_a_plan_with_divided_step_times_does_not_quote_the_error_of_whole_ones():
@@ -161,10 +160,11 @@ def test_requests_that_are_within_their_limits_by_less_than_the_models_error_are
         return found
 
     median = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition("ttft.p50 <= 9s")], 0.5)[0].value
-    near, far = (sure(f"ttft <= {median * times * 1000:.3f}ms") for times in (1.05, 3))
-    assert (near.model_error, near.is_within_error, far.is_within_error) == (0.126, True, False)
-    assert "; if every time were longer by the mean error for 82 published points of " in near.text
-    assert f"the margin to {near.limit} is smaller than the model's error" in doubt([near])
+    near, far = (sure(f"ttft <= {median * times * 1000:.3f}ms") for times in (1.05, 9))
+    assert (near.is_within_error, far.is_within_error) == (True, False)
+    assert near.chance < SURE < far.chance
+    assert "; it holds if all times are up to 1.06 times as long; for a real engine, " in near.text
+    assert f"for a real engine, the chance of {near.limit} is " in doubt([near])
 
 
 def test_a_cliff_that_is_nearer_than_the_models_error_is_no_certainty():
