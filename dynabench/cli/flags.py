@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dynabench.cli.groups import (
     Answers,
+    Core,
     Disaggregation,
     Engine,
     Fleet,
@@ -122,6 +123,7 @@ class EngineFlags:
 class VirtualFlags(EngineFlags, Flags):
     """Flags of a deployment that is measured in virtual time."""
 
+    core: Core | None = None
     pool: Pool | None = None
     router: MeasuredRouter | None = None
     overhead: Overheads | None = None
