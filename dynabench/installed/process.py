@@ -7,11 +7,12 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
 from dynabench.deployment.core import CoreConfig
+from dynabench.installed.compared import Release, refuse_unknown
 from foundation.errors import UserError
 from mocker.installed.scheduler import Asked, InstalledScheduler, NewScheduler, Scheduled, Updated
 
@@ -27,24 +28,16 @@ class Failed(msgspec.Struct):
     error: str
 
 
-class Release(NamedTuple):
-    """Which scheduler is installed."""
-
-    version: str
-    digest: str
-    """Of the files that schedule."""
-
-
 class SchedulerProcess:
     """The process, and the engines in it."""
 
-    def __init__(self, python: Path) -> None:
+    def __init__(self, python: str) -> None:
         """Start it; `close` ends it.
 
         Raises:
             UserError: the Python cannot be run, or it has no vLLM.
         """
-        self._python = python
+        self.python = python
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         read_fd, their_write = os.pipe()
         their_read, write_fd = os.pipe()
@@ -77,11 +70,11 @@ class SchedulerProcess:
             self._asked.flush()
         head = self._answers.read(4)
         if len(head) < 4:
-            raise UserError(f"the scheduler of {self._python} ended: {self._last_line()}; does it have vLLM installed?")
+            raise UserError(f"the scheduler of {self.python} ended: {self._last_line()}; does it have vLLM installed?")
         answer = self._answers.read(int.from_bytes(head, "little"))
         if answer[:1] == b"\x81":  # a map of one entry: nothing else is
             raise UserError(
-                f"the scheduler of {self._python} failed: {msgspec.msgpack.decode(answer, type=Failed).error}"
+                f"the scheduler of {self.python} failed: {msgspec.msgpack.decode(answer, type=Failed).error}"
             )
         return msgspec.msgpack.decode(answer, type=kind)
 
@@ -137,17 +130,40 @@ class RemoteScheduler:
 
 
 @contextmanager
-def schedulers_of(config: CoreConfig) -> Iterator[NewScheduler | None]:
+def schedulers_of(config: CoreConfig, *, is_compared: bool = False) -> Iterator[NewScheduler | None]:
     """Run the schedulers of an installed engine for a while, if they are to decide; else there are none.
 
+    Args:
+        config: whose schedulers.
+        is_compared: this run compares them with ours, so they need not have been compared before.
+
     Raises:
-        UserError: that engine cannot be run.
+        UserError: that engine cannot be run, or nothing is known of its version.
     """
     if config.engine_core == "mocker":
         yield None
         return
-    process = SchedulerProcess(Path(config.engine_python or sys.executable))
-    try:
+    with scheduler_process(config.engine_python) as process:
+        if not is_compared:
+            refuse_unknown(process.release, process.python)
         yield process.new_scheduler
+
+
+@contextmanager
+def scheduler_process(python: str | None) -> Iterator[SchedulerProcess]:
+    """Run the schedulers of an environment's vLLM for a while, given its Python (None: this one)."""
+    process = SchedulerProcess(python or sys.executable)
+    try:
+        yield process
     finally:
         process.close()
+
+
+def release_of(python: str | None) -> Release:
+    """Return which vLLM an environment has, given its Python (None: this one).
+
+    Raises:
+        UserError: it cannot be run.
+    """
+    with scheduler_process(python) as process:
+        return process.release

@@ -95,7 +95,7 @@ def _simulated(
     watch: Callable[[Cluster], object] | None,
     logs: list[StepLog] | None,
 ) -> Record:
-    with schedulers_of(run.deployment.core) as installed:
+    with schedulers_of(run.deployment.core, is_compared=logs is not None) as installed:
         cluster = cluster_of(run, workload, installed=installed, logs=logs)
         return _run_out(run, workload, cluster, on_progress, is_interrupted, watch)
 
