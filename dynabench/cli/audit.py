@@ -49,6 +49,7 @@ def audit(
     from dynabench.experiment.source import source_of
     from dynabench.fidelity.audit.run import audit as audited
     from dynabench.fidelity.audit.run import audit_versions
+    from dynabench.installed.process import scheduler_process
 
     with plain_errors():
         deployed = flags.deployment(deployment)
@@ -59,10 +60,12 @@ def audit(
         )
         requests = source_of(workload, experiment)(shape)
         settings = Settings(deployed, shape, load)
-        if config.against is not None:
-            found = audit_versions(settings, requests, config.engine_python, config.against, seed=config.seed)
-        else:
-            found = audited(settings, requests, config.engine_python, seed=config.seed)
+        with scheduler_process(config.engine_python) as first:
+            if config.against is None:
+                found = audited(settings, requests, first, seed=config.seed)
+            else:
+                with scheduler_process(config.against) as second:
+                    found = audit_versions(settings, requests, first, second, seed=config.seed)
     if output.json:
         output.document(None, as_json(found))
     else:

@@ -130,22 +130,17 @@ class RemoteScheduler:
 
 
 @contextmanager
-def schedulers_of(config: CoreConfig, *, is_compared: bool = False) -> Iterator[NewScheduler | None]:
+def schedulers_of(config: CoreConfig) -> Iterator[NewScheduler | None]:
     """Run the schedulers of an installed engine for a while, if they are to decide; else there are none.
 
-    Args:
-        config: whose schedulers.
-        is_compared: this run compares them with ours, so they need not have been compared before.
-
     Raises:
-        UserError: that engine cannot be run, or nothing is known of its version.
+        UserError: that engine cannot be run, or its scheduler was never compared with ours.
     """
     if config.engine_core == "mocker":
         yield None
         return
     with scheduler_process(config.engine_python) as process:
-        if not is_compared:
-            refuse_unknown(process.release, process.python)
+        refuse_unknown(process.release, process.python)
         yield process.new_scheduler
 
 
@@ -157,13 +152,3 @@ def scheduler_process(python: str | None) -> Iterator[SchedulerProcess]:
         yield process
     finally:
         process.close()
-
-
-def release_of(python: str | None) -> Release:
-    """Return which vLLM an environment has, given its Python (None: this one).
-
-    Raises:
-        UserError: it cannot be run.
-    """
-    with scheduler_process(python) as process:
-        return process.release

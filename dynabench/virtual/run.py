@@ -64,6 +64,7 @@ def simulate(
     is_interrupted: Callable[[], bool] | None = None,
     watch: Callable[[Cluster], object] | None = None,
     logs: list[StepLog] | None = None,
+    installed: NewScheduler | None = None,
 ) -> Record:
     """Carry out one run in virtual time.
 
@@ -74,13 +75,14 @@ def simulate(
         is_interrupted: when it returns true between two events, the run stops and keeps what is done.
         watch: takes the cluster now and then between two events; whatever it raises ends the run.
         logs: takes a log of the steps of each engine, in the order in which they start.
+        installed: makes the schedulers that decide (None: as the deployment says).
 
     Raises:
         WorkloadError: a request can never fit.
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    record = _simulated(run, workload, on_progress, is_interrupted, watch, logs)
+    record = _simulated(run, workload, on_progress, is_interrupted, watch, logs, installed)
     if len(workload) >= MANY:
         gc.collect()  # the parts of the cluster know each other, so they would stay in memory beside the statistics
         workload.columns.let_go()
@@ -94,8 +96,9 @@ def _simulated(
     is_interrupted: Callable[[], bool] | None,
     watch: Callable[[Cluster], object] | None,
     logs: list[StepLog] | None,
+    installed: NewScheduler | None,
 ) -> Record:
-    with schedulers_of(run.deployment.core, is_compared=logs is not None) as installed:
+    with schedulers_of(run.deployment.core) if installed is None else nullcontext(installed) as installed:
         cluster = cluster_of(run, workload, installed=installed, logs=logs)
         return _run_out(run, workload, cluster, on_progress, is_interrupted, watch)
 

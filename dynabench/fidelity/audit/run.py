@@ -1,20 +1,20 @@
 """An audit: a workload is simulated twice, with two schedulers, and their steps are compared."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from dynabench.arm import Run, Settings
-from dynabench.deployment.core import CoreConfig
 from dynabench.deployment.description import Deployment
 from dynabench.fidelity.audit.compare import Difference, first_difference
 from dynabench.fidelity.audit.suspects import Explanation, explain, with_engines
-from dynabench.installed.process import Release, release_of
+from dynabench.installed.compared import Release
+from dynabench.installed.process import SchedulerProcess
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker.config import NEWEST, EngineVersion, version_of
+from mocker.installed.scheduler import NewScheduler
 from mocker.step_log import StepLog
 from reports.figures.metrics import of_each
 from reports.record.records import Record
@@ -88,44 +88,43 @@ class Audit:
         ]
 
 
-def audit(settings: Settings, workload: Workload, python: str | None, *, seed: int = 0) -> Audit:
+def audit(settings: Settings, workload: Workload, process: SchedulerProcess, *, seed: int = 0) -> Audit:
     """Hold our scheduler against the vLLM that is installed.
 
     Args:
         settings: what is simulated. Without an engine version, ours follows the rules of the installed one.
         workload: its requests.
-        python: of the environment that has vLLM (None: this one).
+        process: runs the schedulers of that vLLM.
         seed: of every random choice.
 
     Raises:
-        UserError: that vLLM cannot be run, or fails.
+        UserError: that vLLM fails.
         WorkloadError: a request can never fit.
         ValueError: an installed scheduler cannot be used with these settings.
     """
-    release = release_of(python)
+    rules = rules_for(process.release)
     ours = with_engines(
-        settings.deployment, lambda config: replace(config, engine_version=config.engine_version or rules_for(release))
+        settings.deployment, lambda config: replace(config, engine_version=config.engine_version or rules)
     )
-    simulated = _simulations(settings, workload, seed)
-    right = simulated(f"vLLM {release.version}", installed(ours, python))
-    left = simulated(f"our rules of {ours.pools[0].mocker.engine_version}", ours)
+    run = _Runs(settings, workload, seed)
+    right = run.installed(ours, process)
+    left = run.simulated(f"our rules of {ours.pools[0].mocker.engine_version}", ours)
     difference = first_difference(left.logs, right.logs)
     explanations: list[Explanation] = []
     if difference is not None:
-        explanations = explain(difference, ours, lambda deployment: _steps_of(simulated, deployment), right.logs)
+        explanations = explain(difference, ours, run.steps, right.logs)
     return Audit(left, right, difference, explanations)
 
 
-def audit_versions(settings: Settings, workload: Workload, python: str | None, against: str, *, seed: int = 0) -> Audit:
+def audit_versions(
+    settings: Settings, workload: Workload, first: SchedulerProcess, second: SchedulerProcess, *, seed: int = 0
+) -> Audit:
     """Hold two installed versions of vLLM against each other; see `audit` for arguments and errors.
 
     Our scheduler takes no part, so nothing says which rule it is.
     """
-    simulated = _simulations(settings, workload, seed)
-    left, right = (
-        simulated(f"vLLM {release_of(each).version}", installed(settings.deployment, each))
-        for each in (python, against)
-    )
+    run = _Runs(settings, workload, seed)
+    left, right = (run.installed(settings.deployment, process) for process in (first, second))
     return Audit(left, right, first_difference(left.logs, right.logs), [])
 
 
@@ -137,22 +136,27 @@ def rules_for(release: Release) -> EngineVersion:
         return NEWEST
 
 
-def installed(deployment: Deployment, python: str | None) -> Deployment:
-    """Return a deployment whose engines have the scheduler of an installed vLLM."""
-    return replace(deployment, core=CoreConfig(engine_core="vllm", engine_python=python))
+class _Runs:
+    """Runs of one workload."""
 
+    def __init__(self, settings: Settings, workload: Workload, seed: int) -> None:
+        self._settings = settings
+        self._workload = workload
+        self._seed = seed
 
-def _simulations(settings: Settings, workload: Workload, seed: int) -> Callable[[str, Deployment], Side]:
-    def simulated(name: str, deployment: Deployment) -> Side:
+    def simulated(self, name: str, deployment: Deployment, installed: NewScheduler | None = None) -> Side:
+        """Simulate a deployment, with schedulers that are installed if they are given."""
         logs: list[StepLog] = []
-        record = simulate(Run.alone(replace(settings, deployment=deployment), seed=seed), workload, logs=logs)
-        return Side(name, record, logs)
+        run = Run.alone(replace(self._settings, deployment=deployment), seed=self._seed)
+        return Side(name, simulate(run, self._workload, logs=logs, installed=installed), logs)
 
-    return simulated
+    def installed(self, deployment: Deployment, process: SchedulerProcess) -> Side:
+        """Simulate a deployment with the schedulers of an installed vLLM."""
+        return self.simulated(f"vLLM {process.release.version}", deployment, process.new_scheduler)
 
-
-def _steps_of(simulated: Callable[[str, Deployment], Side], deployment: Deployment) -> list[StepLog] | None:
-    try:
-        return simulated("", deployment).logs
-    except (UserError, ValueError):
-        return None  # with this rule, the workload cannot be served
+    def steps(self, deployment: Deployment) -> list[StepLog] | None:
+        """Simulate a deployment and return the steps of its engines, None if it cannot serve the workload."""
+        try:
+            return self.simulated("", deployment).logs
+        except (UserError, ValueError):
+            return None
