@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from mocker.vllm.config import EngineConfig
-from mocker.vllm.versions import Rules
+from mocker.vllm.versions import NEWEST, RULES, Rules
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +16,7 @@ class FlippedConfig(EngineConfig):
     @property
     def rules(self) -> Rules:
         """The rules of its version, but for this one."""
-        rules = EngineConfig.rules.fget(self)  # type: ignore[attr-defined]
+        rules = RULES[self.engine_version or NEWEST]
         return rules._replace(**{self.flipped: not getattr(rules, self.flipped)}) if self.flipped else rules
 
 

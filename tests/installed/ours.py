@@ -7,30 +7,32 @@ import os
 import shlex
 import sys
 from dataclasses import fields
+from pathlib import Path
 
 import msgspec
 
 from mocker import BlockChain, BlockRemoved, BlockStored, EngineConfig, Sequence
+from mocker.config import NEWEST
 from mocker.installed.scheduler import Asked
 from mocker.vllm.core import VllmCore
 from mocker.vllm.flipped import with_rule_flipped
-
-RULES = "0.32"
 
 
 def python_with(folder, *, version="0.32.0", flipped="", fails_at=0):
     """Write a program that is started as the Python of an environment."""
     script = folder / f"python {version} {flipped}"
     words = [sys.executable, "-m", "tests.installed.ours", version, flipped or "-", str(fails_at)]
-    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{os.getcwd()}" exec {shlex.join(words)} "$2" "$3"\n')
+    script.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{Path.cwd()}" exec {shlex.join(words)} "$2" "$3"\n')
     script.chmod(0o755)
     return str(script)
 
 
 class Engine:
-    def __init__(self, given, flipped):
+    def __init__(self, given, version, flipped):
         names = {field.name for field in fields(EngineConfig)} - {"max_loras"}
-        settings = {name: value for name, value in given.items() if name in names} | {"engine_version": RULES}
+        settings = {name: value for name, value in given.items() if name in names} | {
+            "engine_version": "0.32" if version.startswith("0.32") else NEWEST
+        }
         config = EngineConfig(**settings)
         config = with_rule_flipped(config, flipped) if flipped else config
         self.core = VllmCore(config, given["num_gpu_blocks"], kv_events=given["kv_events"])
@@ -98,7 +100,7 @@ def serve(version, flipped, fails_at, read_fd, write_fd):
             elif name == "version":
                 answer = [version, f"digest of {version} {flipped}"]
             elif name == "new":
-                engines.append(Engine(argument, flipped))
+                engines.append(Engine(argument, version, flipped))
                 answer = len(engines) - 1
             else:
                 answer = getattr(engines[engine], name)(argument)

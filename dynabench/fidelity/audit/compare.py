@@ -54,13 +54,13 @@ def _parting(engine: int, left: list[Row], right: list[Row]) -> Difference | Non
 def _what_differs(ours: Row, theirs: Row) -> tuple[str, str, str] | None:
     """Return what differs in the first steps of two rows, and what each scheduler did."""
     if ours.preempted != theirs.preempted:
-        return "who is preempted", *(_named(row.preempted) for row in (ours, theirs))
+        return "who is preempted", _named(ours.preempted), _named(theirs.preempted)
     if ours.tokens != theirs.tokens:
         left, right = (dict(zip(row.tokens[::2], row.tokens[1::2], strict=True)) for row in (ours, theirs))
         if left == right:
-            return "the order of requests", *(_named([*each]) for each in (left, right))
+            return "the order of requests", _named([*left]), _named([*right])
         differing = [number for number in left | right if left.get(number) != right.get(number)]
-        return "the tokens that are computed", *(_tokens(each, differing) for each in (left, right))
+        return "the tokens that are computed", _tokens(left, differing), _tokens(right, differing)
     if ours.num_free != theirs.num_free:
         return "free KV blocks", f"{ours.num_free:,} blocks are free", f"{theirs.num_free:,} blocks are free"
     return None

@@ -1,8 +1,10 @@
 """Rules of ours that may be the reason why two schedulers differ: each is turned round, and the run is made again."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 from dynabench.deployment.description import Deployment
 from dynabench.fidelity.audit.compare import Difference, first_difference
@@ -31,34 +33,27 @@ class Explanation(NamedTuple):
 
 def suspects(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
     """Yield each rule of vLLM's scheduler that can be turned round, and a deployment in which it is."""
-    for rule in Rules._fields:
-        yield from _changed(deployment, rule, lambda config, rule=rule: _flipped(config, rule))
-    for name in SWITCHES:
-        yield from _changed(
-            deployment, name, lambda config, name=name: replace(config, **{name: getattr(config, name) is False})
-        )
-    others = {"fcfs": "priority", "priority": "fcfs"}
-    yield from _changed(
-        deployment,
-        "scheduling_policy",
-        lambda config: replace(config, scheduling_policy=others[config.scheduling_policy]),
-    )
+    changes = {rule: partial(_flipped, rule=rule) for rule in Rules._fields}
+    changes |= {name: partial(_switched, name=name) for name in SWITCHES}
+    for name, change in (changes | {"scheduling_policy": _with_other_policy}).items():
+        with suppress(ValueError):  # else the settings make no sense with it
+            yield name, with_engines(deployment, change)
 
 
-def _flipped(config: EngineConfig, rule: str) -> EngineConfig:
+def _flipped(config: EngineConfig, *, rule: str) -> EngineConfig:
     """Turn a rule round, once more if it was."""
     if isinstance(config, FlippedConfig) and config.flipped == rule:
         return replace(config, flipped="")
     return with_rule_flipped(config, rule)
 
 
-def _changed(
-    deployment: Deployment, name: str, change: Callable[[EngineConfig], EngineConfig]
-) -> Iterator[tuple[str, Deployment]]:
-    try:
-        yield name, with_engines(deployment, change)
-    except ValueError:
-        return  # the settings make no sense with it
+def _switched(config: EngineConfig, *, name: str) -> EngineConfig:
+    switched: dict[str, Any] = {name: getattr(config, name) is False}  # None: as if it were on
+    return replace(config, **switched)
+
+
+def _with_other_policy(config: EngineConfig) -> EngineConfig:
+    return replace(config, scheduling_policy="fcfs" if config.scheduling_policy == "priority" else "priority")
 
 
 def with_engines(deployment: Deployment, change: Callable[[EngineConfig], EngineConfig]) -> Deployment:
