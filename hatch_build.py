@@ -24,7 +24,8 @@ CORES = (
 """The modules that are compiled."""
 # Settings, whose help the command lines read from their source; what reads files before an engine is built; numpy's work.
 INTERPRETED = (
-    "__init__.py", "config.py", "lease.py", "catalog.py", "choose.py", "class_defaults.py", "files.py", "hashing.py",
+    "__init__.py", "config.py", "lease.py", "catalog.py", "choose.py", "class_defaults.py", "files.py", "flipped.py",
+    "hashing.py",
 )  # fmt: skip
 SETUP = """
 import sys

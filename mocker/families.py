@@ -6,12 +6,17 @@ from mocker.contract import AdapterMemory, EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
 from mocker.counted_engine import CountedEngine
 from mocker.engine import Engine
+from mocker.installed.core import InstalledCore
+from mocker.installed.engine import InstalledEngine
+from mocker.installed.scheduler import NewScheduler
+from mocker.installed.settings import installed_settings, why_not_installed
 from mocker.models.kv_groups import KvLayout
 from mocker.pipelined_engine import PipelinedEngine
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.ranks import SglangRanks
 from mocker.speculation.random_drafter import RandomDrafter
+from mocker.step_log import StepLog
 from mocker.tiers.config import HostMemory
 from mocker.timing.model import TimingModel
 from mocker.trtllm.apart import new_trtllm_core
@@ -19,6 +24,8 @@ from mocker.trtllm.config import TrtllmConfig
 from mocker.trtllm.core import TrtllmCore
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.core import VllmCore
+from mocker.vllm.flipped import FlippedConfig
+from mocker.vllm.watched import WatchedVllmCore
 
 S = TypeVar("S", bound=EngineSettings)
 
@@ -30,6 +37,7 @@ def family(settings: type[S], core: NewCore[S]) -> dict[type[EngineSettings], Ne
 
 CORES = {
     **family(EngineConfig, VllmCore),
+    **family(FlippedConfig, VllmCore),
     **family(SglangConfig, new_sglang_core),
     **family(TrtllmConfig, new_trtllm_core),
 }
@@ -53,6 +61,8 @@ def new_engine(
     seed: int = 0,
     stage_shares: tuple[float, ...] = (),
     encoding_s: float = 0.0,
+    installed: NewScheduler | None = None,
+    steps: StepLog | None = None,
 ) -> Engine:
     """Return an idle engine of the family to which its settings belong.
 
@@ -71,10 +81,29 @@ def new_engine(
         seed: of what is drawn: how many drafts are accepted, request by request.
         stage_shares: vLLM: which share of a batch's time each stage of the model takes, if it is cut into stages.
         encoding_s: vLLM: how long the encoder takes for a token of an image (s), if the model has one.
+        installed: makes the scheduler that decides in place of ours, if one does.
+        steps: vLLM: logs what is decided.
+
+    Raises:
+        ValueError: an installed scheduler cannot be used with these settings.
     """
+    if installed is not None:
+        why = why_not_installed(
+            config,
+            has_host=host is not None,
+            has_layout=layout is not None,
+            num_stages=len(stage_shares),
+            num_ranks=num_ranks,
+        )
+        if why is not None:
+            raise ValueError(why)
+        assert isinstance(config, EngineConfig)
+        return _installed_engine(
+            config, timing, installed, num_blocks, adapters, acceptance, seed, steps, kv_events=kv_events
+        )
     if isinstance(config, EngineConfig) and (config.num_speculative_tokens or stage_shares or config.has_encoder):
         drafter = RandomDrafter(acceptance, seed) if acceptance else None
-        counted = VllmCore(
+        counted = (VllmCore if steps is None else WatchedVllmCore)(
             config,
             num_blocks,
             host,
@@ -84,6 +113,8 @@ def new_engine(
             num_stages=len(stage_shares) or 1,
             is_counted=True,
         )
+        if isinstance(counted, WatchedVllmCore) and steps is not None:
+            counted.steps = steps
         if stage_shares:
             assert host is None, "engines with stages have no host memory"
             assert adapters is None, "nor adapters that take time to load"
@@ -111,8 +142,32 @@ def new_engine(
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]
         core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, kv_events=kv_events)
+    elif steps is not None:
+        assert isinstance(config, EngineConfig), "only the steps of vLLM's family are logged"
+        core = watched = WatchedVllmCore(config, num_blocks, host, layout, kv_events=kv_events)
+        watched.steps = steps
     else:
         core = CORES[type(config)](config, num_blocks, host, layout, kv_events=kv_events)
     return Engine(
         config, core, timing, host=host, adapters=adapters, kv_events=kv_events, ordered_events=ordered_events
     )
+
+
+def _installed_engine(
+    config: EngineConfig,
+    timing: TimingModel,
+    installed: NewScheduler,
+    num_blocks: int,
+    adapters: AdapterMemory | None,
+    acceptance: tuple[float, ...],
+    seed: int,
+    steps: StepLog | None,
+    *,
+    kv_events: bool,
+) -> Engine:
+    scheduler = installed(installed_settings(config, num_blocks, kv_events=kv_events))
+    drafter = RandomDrafter(acceptance, seed) if acceptance else None
+    core = InstalledCore(config, num_blocks, scheduler, drafter=drafter, steps=steps)
+    if drafter is None:
+        return InstalledEngine(config, core, timing, adapters=adapters, kv_events=kv_events)
+    return CountedEngine(config, core, timing, adapters=adapters, kv_events=kv_events, drafter=drafter)

@@ -116,6 +116,17 @@ class Sequence(Position):
         self.first_token_s = -1.0
         self.waited_since_s = -1.0
 
+    def cut_at(self, num_tokens: int) -> None:
+        """Let it end at this many tokens, prompt and output together, if it would be longer.
+
+        Raises:
+            ValueError: its prompt alone has so many.
+        """
+        if self.num_prompt >= num_tokens:
+            raise ValueError(f"prompt of {self.num_prompt} tokens reaches max_model_len ({num_tokens})")
+        self.num_limit = min(self.num_limit, num_tokens)
+        self.num_total = min(self.num_total, num_tokens)
+
     @property
     def is_over(self) -> bool:
         """Whether it has ended; a batch that was closed ahead may still contain it."""

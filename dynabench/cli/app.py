@@ -51,6 +51,10 @@ COMMANDS = {
     ),
     "validate": ("fidelity:validate", "Compare real runs with simulated ones of the same workload, figure by figure."),
     "record": ("fidelity:record", "Record how an installed vLLM or SGLang schedules a scenario, for dynabench verify."),
+    "audit": (
+        "audit:audit",
+        "Hold our scheduler against the installed vLLM's on your workload: the first step that differs, why, and its cost.",
+    ),
     "verify": ("fidelity:verify", "Replay recordings of a real scheduler through the mocker, step by step."),
     "selftest": (
         "fidelity:selftest",

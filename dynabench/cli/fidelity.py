@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
+from cyclopts.validators import Number
+from msgspec import structs
 
 from dynabench.arm import ClientConfig, Settings
 from dynabench.cli.flags import EngineFlags
@@ -255,24 +257,43 @@ def _waiting(num_requests: int) -> str:
 
 
 def verify(
-    recordings: list[Path],
+    recordings: tuple[Path, ...] = (),
     /,
     *,
     engine_version: EngineVersion | None = None,
+    engine_core: Literal["vllm"] | None = None,
+    engine_python: str | None = None,
+    scenarios: Annotated[int, Parameter(validator=Number(gte=1))] = 60,
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Replay recordings of a real scheduler (vLLM, SGLang, TensorRT-LLM) through the mocker and compare step by step.
 
-    Exit code 1: a recording differs, or cannot be read.
+    With --engine-core, compare an installed scheduler with ours in random scenarios instead, and write down the result:
+    `dynabench simulate --engine-core` uses a vLLM of an unknown version only after that.
+
+    Exit code 1: a recording or a scenario differs, or a recording cannot be read.
 
     Args:
         recordings: Recording files, as `dynabench record` writes them.
         engine_version: Version of vLLM whose rules apply (default: of the one that a recording names).
+        engine_core: Whose installed scheduler to compare.
+        engine_python: With --engine-core: Python of the environment that has it (default: the one that runs dynabench).
+        scenarios: With --engine-core: the number of random scenarios.
         json_output: Print one JSON object per file.
     """
     from dynabench.fidelity import families
     from dynabench.fidelity.recordings import RecordingError
 
+    if engine_core is not None:
+        if recordings or engine_version is not None:
+            raise UserError(
+                "--engine-core compares an installed scheduler; give neither recordings nor --engine-version"
+            )
+        return _verify_installed(engine_python, scenarios, as_json=json_output)
+    if engine_python is not None:
+        raise UserError("--engine-python applies to --engine-core vllm; give that, too")
+    if not recordings:
+        raise UserError("verify needs recordings, or --engine-core vllm to compare an installed scheduler")
     failed, unseen = 0, dict[str, None]()
     for path in recordings:
         try:
@@ -298,6 +319,33 @@ def verify(
     if unseen and not json_output:
         print(printable(f"recorded, and not compared: {', '.join(sorted(unseen))}"))
     return 1 if failed else 0
+
+
+def _verify_installed(python: str | None, num_scenarios: int, *, as_json: bool) -> int:
+    """Compare an installed scheduler with ours in random scenarios, print what came of it and write it down."""
+    from dynabench.fidelity.audit.verify import verify_installed
+    from dynabench.installed.compared import note
+    from dynabench.installed.process import scheduler_process
+
+    with scheduler_process(python) as process:
+        found = verify_installed(process, num_scenarios)
+        place = note(process.release, found.comparison)
+    comparison = found.comparison
+    if as_json:
+        print(json.dumps({**structs.asdict(comparison), "reasons": found.reasons, "file": str(place)}))
+        return 1 if found.differing else 0
+    print(
+        printable(
+            f"vLLM {comparison.version} and our rules of {comparison.rules}: {comparison.num_identical} of {num_scenarios} "
+            f"scenarios are identical ({found.num_steps:,} steps)"
+        )
+    )
+    for rule, seeds in found.reasons.items():
+        difference = found.differing[seeds[0]]
+        where = f"the first in scenario {seeds[0]}, step {difference.step}, {difference.what}"
+        print(printable(f"  {len(seeds)} differ, rule {rule}: {where}"))
+    print(printable(f"written to {place}"))
+    return 1 if found.differing else 0
 
 
 def _print_verdict(facts: dict[str, Any], as_json: bool, engine: str = "") -> None:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from dynabench.cli.groups import (
     Answers,
+    Core,
     Disaggregation,
     Engine,
     Fleet,
@@ -119,23 +120,30 @@ class EngineFlags:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VirtualFlags(EngineFlags, Flags):
-    """Flags of a deployment that is measured in virtual time."""
+class AuditFlags(EngineFlags, Flags):
+    """Flags of simulated workers that share nothing."""
 
     pool: Pool | None = None
     router: MeasuredRouter | None = None
     overhead: Overheads | None = None
-    disaggregation: Disaggregation | None = None
-    transfer: Transfers | None = None
-    kv_store: KvStore | None = None
-    fleet: Fleet | None = None
-    planner: Planner | None = None
 
     def described(self, varied: Collection[str] = ()) -> Deployment:
         """Return the simulated deployment."""
         pool = self.pool or PoolConfig()
         pools = simulated_pools(pool, self.worker(varied), varied)
         return Deployment(pools=pools, gpus=pool.gpus, **{"router": MeasuredRouterConfig()} | sections(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VirtualFlags(AuditFlags):
+    """Flags of a deployment that is measured in virtual time."""
+
+    core: Core | None = None
+    disaggregation: Disaggregation | None = None
+    transfer: Transfers | None = None
+    kv_store: KvStore | None = None
+    fleet: Fleet | None = None
+    planner: Planner | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

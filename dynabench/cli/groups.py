@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from dynabench.arm import ClientConfig
+from dynabench.deployment.core import CoreConfig
 from dynabench.deployment.flags import (
     LivePoolConfig,
     MeasuredFrontendConfig,
@@ -114,6 +115,7 @@ FORMATS = Parameter(parse="^(?!(model_path|model_name|model_config|context_lengt
 """Leaves out the flags that say which model it is."""
 Formats = Annotated[ModelConfig, FORMATS, flat("Tools and reasoning", 6)]
 Overheads = Annotated[OverheadConfig, flat("Between client and engine", 7)]
+Core = Annotated[CoreConfig, flat("Simulated engine", 6)]
 Disaggregation = Annotated[DisaggregationConfig, flat("Prefill and decode workers", 7)]
 Transfers = Annotated[TransferConfig, prefixed("transfer"), flat("Prefill and decode workers", 7)]
 ELSEWHERE = Parameter(parse=f"^(?!({'|'.join(OF_LINKS)}|kv_store|kv_store_write_policy)$)")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from dynabench.deployment.core import CoreConfig
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.flows import linked_as, shared_as
 from dynabench.deployment.kv_store import KvStoreConfig
@@ -267,6 +268,9 @@ class Deployment:
 
     overhead: OverheadConfig = OverheadConfig()  # noqa: RUF009
     """The delays between a client and the engines."""
+
+    core: CoreConfig = CoreConfig()  # noqa: RUF009
+    """Whose scheduler decides in simulated engines."""
 
     transfer: TransferConfig = TransferConfig()  # noqa: RUF009
     """What carries KV between simulated workers, and between them and the store."""

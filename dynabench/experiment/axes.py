@@ -26,7 +26,7 @@ _RANGE = re.compile(r"(\d{1,9})\.\.(\d{1,9})(?:\.\.(\d{1,9}))?")
 OF_ROLES = ("kv_transfer", "disaggregation")
 """Sections of a deployment that apply to prefill and decode workers only."""
 
-VIRTUAL = ("overhead", "transfer", "fleet")
+VIRTUAL = ("overhead", "core", "transfer", "fleet")
 """Sections of a deployment that real processes do not use."""
 
 

@@ -80,6 +80,32 @@ class ValidateConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AuditConfig(CheckedSettings):
+    """Which schedulers are held against each other, and on what."""
+
+    engine_python: str | None = None
+    """Python of the environment that has vLLM (default: the one that runs dynabench)."""
+
+    against: str | None = None
+    """Python of an environment with another version of vLLM, which is compared with the first instead of ours."""
+
+    router_mode: str | None = None
+    """How requests are spread over several workers (default: round-robin; with --deployment, the file's)."""
+
+    seed: int = 0
+    """Seed of every random choice."""
+
+    format: str | None = None
+    """Format of the workload (default: detected; `dynabench workload formats` lists them)."""
+
+    columns: str | None = None
+    """Columns of a CSV, JSONL or Parquet log, as for `dynabench simulate`."""
+
+    trace_block_size: Count | None = None
+    """Tokens each hash id of the workload stands for (default: the format's)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrateConfig(CheckedSettings):
     """How a real engine is measured."""
 

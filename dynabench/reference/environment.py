@@ -32,6 +32,7 @@ OTHERS = {
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "First port there (default: one that is free; for stand-ins 5600).",
     "VLLM_SERVER_DEV_MODE": "`1` gives `dynabench vllm` vLLM's routes for development.",
     "VLLM_USE_SIMPLE_KV_OFFLOAD": "`1` keeps KV in host memory by vLLM's SimpleCPUOffloadConnector.",
+    "XDG_CACHE_HOME": "Where `dynabench verify --engine-core` writes what it found (default: `.cache` in your home folder).",
     "XDG_RUNTIME_DIR": "Where the discovery folder and shared memory are (default: the folder for temporary files).",
     "XDG_STATE_HOME": "Where the history of a chat is kept (default: `.local/state` in your home folder).",
 }

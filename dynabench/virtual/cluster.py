@@ -26,9 +26,11 @@ from foundation.errors import UserError
 from mocker import new_engine
 from mocker.contract import EngineStoppedError, NeverAdmittedError
 from mocker.events import TierEvent
+from mocker.installed.scheduler import NewScheduler
 from mocker.network.links import Links
 from mocker.network.traffic import Traffic
 from mocker.sequence import RUNNING
+from mocker.step_log import StepLog
 from mocker.timing.choose import SimulatedEngine
 from reports.record.records import RequestLog
 from serving.life import DisaggregationConfig
@@ -43,7 +45,14 @@ class StalledError(UserError):
 class Cluster:
     """Workers behind routers that serve a workload."""
 
-    def __init__(self, run: Run, workload: Workload) -> None:
+    def __init__(
+        self,
+        run: Run,
+        workload: Workload,
+        *,
+        installed: NewScheduler | None = None,
+        logs: list[StepLog] | None = None,
+    ) -> None:
         deployment, load = run.deployment, run.settings.load
         pools, is_apart = pools_of(deployment), deployment.is_disaggregated
         engines = [pool.engine for pool in pools for _ in range(pool.replicas)]
@@ -101,6 +110,8 @@ class Cluster:
         self._hands_over = deployment.fleet.drain_policy == "hand-over"
         self._warmup_s = load.warmup_s
         self._seed = run.seed
+        self._installed = installed
+        self._logs = logs
         rng = random.Random(f"fleet {run.seed}")
         self.fleet = Fleet(pools, deployment.fleet, self.clock, self, gpus=deployment.gpus, rng=rng)
 
@@ -180,6 +191,8 @@ class Cluster:
             stage_shares=simulated.stage_shares,
             encoding_s=simulated.encoding_s,
             seed=self._seed,
+            installed=self._installed,
+            steps=self._new_log(),
         )
         rank = Rank(len(self.ranks), engine, self.clock, self.flights)
         rank.kv_use = self.kv_uses[pool.name]
@@ -190,6 +203,12 @@ class Cluster:
         self.tiering.connect(rank)
         routing.add(rank)
         return rank
+
+    def _new_log(self) -> StepLog | None:
+        if self._logs is None:
+            return None
+        self._logs.append(StepLog(lambda: self.clock.now))
+        return self._logs[-1]
 
     def stop_routing(self, rank: Rank) -> None:
         """Stop sending requests to a rank."""

@@ -13,11 +13,14 @@ import numpy.typing as npt
 from dynabench.arm import Run
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import ANY_LENGTH, check_fits, engines_of, pools_of
+from dynabench.installed.process import schedulers_of
 from dynabench.interrupt import noted
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import adapter_use, draft_use, encoder_use, fleet_use, kv_use, link_use, pool_use, tier_use
+from mocker.installed.scheduler import NewScheduler
+from mocker.step_log import StepLog
 from mocker.timing.choose import SimulatedEngine
 from mocker.timing.model import chunk
 from reports.figures.gap_bins import GAP_ERROR
@@ -60,6 +63,8 @@ def simulate(
     on_progress: Callable[[int], None] | None = None,
     is_interrupted: Callable[[], bool] | None = None,
     watch: Callable[[Cluster], object] | None = None,
+    logs: list[StepLog] | None = None,
+    installed: NewScheduler | None = None,
 ) -> Record:
     """Carry out one run in virtual time.
 
@@ -69,13 +74,15 @@ def simulate(
         on_progress: takes the number of requests that have ended, now and then.
         is_interrupted: when it returns true between two events, the run stops and keeps what is done.
         watch: takes the cluster now and then between two events; whatever it raises ends the run.
+        logs: takes a log of the steps of each engine, in the order in which they start.
+        installed: makes the schedulers that decide (None: as the deployment says).
 
     Raises:
         WorkloadError: a request can never fit.
         ValueError: the deployment cannot be simulated.
         StalledError: the simulation ended with unfinished requests (a defect).
     """
-    record = _simulated(run, workload, on_progress, is_interrupted, watch)
+    record = _simulated(run, workload, on_progress, is_interrupted, watch, logs, installed)
     if len(workload) >= MANY:
         gc.collect()  # the parts of the cluster know each other, so they would stay in memory beside the statistics
         workload.columns.let_go()
@@ -88,8 +95,22 @@ def _simulated(
     on_progress: Callable[[int], None] | None,
     is_interrupted: Callable[[], bool] | None,
     watch: Callable[[Cluster], object] | None,
+    logs: list[StepLog] | None,
+    installed: NewScheduler | None,
 ) -> Record:
-    cluster = cluster_of(run, workload)
+    with schedulers_of(run.deployment.core) if installed is None else nullcontext(installed) as installed:
+        cluster = cluster_of(run, workload, installed=installed, logs=logs)
+        return _run_out(run, workload, cluster, on_progress, is_interrupted, watch)
+
+
+def _run_out(
+    run: Run,
+    workload: Workload,
+    cluster: Cluster,
+    on_progress: Callable[[int], None] | None,
+    is_interrupted: Callable[[], bool] | None,
+    watch: Callable[[Cluster], object] | None,
+) -> Record:
     cluster.clock.on_look = _look(cluster, on_progress, is_interrupted, watch)
     config = run.deployment.planner
     planner = SimulatedPlanner(config, cluster) if config.planner != "static" else None
@@ -182,8 +203,16 @@ def _has_unused_model(deployment: Deployment) -> bool:
     )
 
 
-def cluster_of(run: Run, workload: Workload) -> Cluster:
+def cluster_of(
+    run: Run, workload: Workload, *, installed: NewScheduler | None = None, logs: list[StepLog] | None = None
+) -> Cluster:
     """Build the cluster of one run; the same settings and seed give the same run.
+
+    Args:
+        run: what to simulate.
+        workload: its requests.
+        installed: makes the schedulers that decide in place of ours, if any do.
+        logs: takes a log of the steps of each engine.
 
     Raises:
         WorkloadError: a request can never fit.
@@ -194,8 +223,13 @@ def cluster_of(run: Run, workload: Workload) -> Cluster:
         check_fits(workload, pool.engine, fail_on_too_long=run.settings.load.fail_on_too_long)
     if deployment.is_disaggregated:
         _check_apart(deployment, engines_of(deployment))
-    cluster = Cluster(run, workload)
+    cluster = Cluster(run, workload, installed=installed, logs=logs)
     if cluster.routing.router.policy.needs_rollout:
+        if installed is not None:
+            raise ValueError(
+                f"router_mode is {deployment.router_mode!r}, and engine_core is not mocker; expected another mode: a rollout copies "
+                "engines, and an installed scheduler cannot be copied"
+            )
         cluster.flights.choose = partial(best_by_rollout, cluster)
     return cluster
 

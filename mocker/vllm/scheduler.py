@@ -166,10 +166,7 @@ class Scheduler(Core):
         """See `Core`."""
         limit, budget = self.config.max_model_len, self.config.max_num_batched_tokens
         if limit is not None:
-            if sequence.num_prompt >= limit:
-                raise ValueError(f"prompt of {sequence.num_prompt} tokens reaches max_model_len ({limit})")
-            sequence.num_limit = min(sequence.num_limit, limit)
-            sequence.num_total = min(sequence.num_total, limit)
+            sequence.cut_at(limit)
         if not self.config.enable_chunked_prefill and sequence.num_prompt > budget:
             raise ValueError(
                 f"prompt of {sequence.num_prompt} tokens; without chunked prefill it must be at most max_num_batched_tokens "

@@ -1,0 +1,1 @@
+"""The schedulers of installed engines, each in a process of its own."""

@@ -1,0 +1,86 @@
+"""Which installed schedulers have been compared with ours, and where that is written down.
+
+Those whose rules are known were compared in `.ci/engines`. For any other, `dynabench verify --engine-core vllm` does it, and
+writes what it found into `engine-cores.json` in the user's cache, under a digest of the files that schedule: a version that is
+patched locally counts as another one.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from foundation.errors import UserError
+from mocker.config import version_of
+
+
+class Release(NamedTuple):
+    """Which scheduler is installed."""
+
+    version: str
+    digest: str
+    """Of the files that schedule."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What a comparison found."""
+
+    version: str
+    """Release of vLLM."""
+    rules: str
+    """Version of our rules."""
+    num_scenarios: int
+    num_identical: int
+    differs_in: list[str]
+    """Rules that explain the scenarios in which they differ, each once; "unknown" for those that none explains."""
+
+
+def comparisons_file() -> Path:
+    """Return the file with all comparisons of this user."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "dynabench" / "engine-cores.json"
+
+
+def comparisons() -> dict[str, Comparison]:
+    """Return the comparisons of this user, by the digest of a release.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    path = comparisons_file()
+    if not path.exists():
+        return {}
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, Comparison])
+    except msgspec.MsgspecError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error}); remove it, and run dynabench verify --engine-core again"
+        ) from error
+
+
+def note(release: Release, comparison: Comparison) -> Path:
+    """Write a comparison down; return the file."""
+    path = comparisons_file()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    found = comparisons() | {release.digest: comparison}
+    half = path.with_suffix(".tmp")
+    half.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    half.replace(path)
+    return path
+
+
+def refuse_unknown(release: Release, python: str) -> None:
+    """Refuse a scheduler that was never compared with ours.
+
+    Raises:
+        UserError: it was not.
+    """
+    try:
+        version_of(release.version)
+    except ValueError:
+        if release.digest not in comparisons():
+            raise UserError(
+                f"{python} has vLLM {release.version}, whose scheduler was never compared with ours; run dynabench verify "
+                f"--engine-core vllm --engine-python {python} first"
+            ) from None

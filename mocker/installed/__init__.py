@@ -1,0 +1,1 @@
+"""The scheduler of an installed engine as the core of a simulated one: slow, and the judge of ours."""

@@ -1,0 +1,183 @@
+"""Audits of a stand-in for an installed scheduler: ours behind its pipes, perhaps with one rule the other way."""
+
+import json
+import random
+from dataclasses import replace
+
+import pytest
+
+from dynabench.arm import Run, Settings
+from dynabench.deployment.core import CoreConfig
+from dynabench.fidelity.audit.run import audit, audit_versions
+from dynabench.fidelity.audit.scenarios import scenario
+from dynabench.fidelity.audit.suspects import suspects, with_engines
+from dynabench.fidelity.audit.verify import verify_installed
+from dynabench.installed.compared import comparisons_file, note
+from dynabench.installed.process import scheduler_process
+from dynabench.virtual.run import simulate
+from foundation.errors import UserError
+from mocker import EngineConfig
+from mocker.vllm.versions import Rules
+from tests.installed.ours import python_with
+from tests.support.simulated import deployed
+from workloads import Request, Workload
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def contended(num_requests=60, seed=5):
+    """Requests of three priorities that need more blocks than there are."""
+    rng, now, requests = random.Random(seed), 0.0, []
+    for number in range(num_requests):
+        now += rng.expovariate(100.0)
+        ids = tuple(range(1000 * number, 1000 * number + 20)) if rng.random() < 0.6 else tuple(range(20))
+        requests.append(Request(now, 150, rng.randint(5, 60), ids[:19], priority=rng.randrange(3)))
+    return Workload("contended", 8, requests)
+
+
+CONTENDED = EngineConfig(
+    engine_version="0.32",
+    block_size=8,
+    num_gpu_blocks=50,
+    max_num_batched_tokens=256,
+    scheduling_policy="priority",
+    scheduler_reserve_full_isl=False,
+)
+
+
+def settings(mode="round-robin", workers=1, engine=CONTENDED):
+    return Settings(deployed(mode, workers=workers, engine=engine))
+
+
+@pytest.mark.parametrize(("mode", "workers"), [("round-robin", 1), ("kv", 3)])
+def test_the_same_scheduler_is_identical(tmp_path, mode, workers):
+    with scheduler_process(python_with(tmp_path)) as process:
+        found = audit(settings(mode, workers), contended(), process)
+    assert found.difference is None
+    assert found.left.num_steps == found.right.num_steps > 100
+    assert found.left.record.requests.preemptions.sum() > 0
+    assert [cost.left for cost in found.costs] == [cost.right for cost in found.costs]
+    assert found.slower == []
+
+
+def test_a_rule_that_was_changed_is_found_and_named(tmp_path):
+    with scheduler_process(python_with(tmp_path, flipped="goes_on_after_victim")) as process:
+        found = audit(settings(), contended(), process)
+    assert found.difference is not None
+    assert found.difference.what == "the tokens that are computed"
+    assert found.explanations[0].rule == "goes_on_after_victim"
+    assert found.explanations[0].difference is None
+    assert found.costs[0].left != found.costs[0].right
+
+
+def test_a_setting_with_another_default_is_found_and_named(tmp_path):
+    ours = settings(engine=replace(CONTENDED, num_gpu_blocks=80, scheduler_reserve_full_isl=True))
+
+    class Wrong:
+        """An installed scheduler that ignores one setting."""
+
+        def __init__(self, process):
+            self.release = process.release
+            self._new = process.new_scheduler
+
+        def new_scheduler(self, given):
+            return self._new(given | {"scheduler_reserve_full_isl": False})
+
+    with scheduler_process(python_with(tmp_path)) as process:
+        found = audit(ours, contended(), Wrong(process))
+    assert found.difference is not None
+    assert found.explanations[0].rule == "scheduler_reserve_full_isl"
+    assert found.explanations[0].difference is None
+
+
+def test_rules_that_a_workload_does_not_meet_change_nothing(tmp_path):
+    ours = with_engines(settings().deployment, lambda config: replace(config, scheduling_policy="fcfs"))
+    with scheduler_process(python_with(tmp_path, flipped="goes_on_after_victim")) as process:
+        found = audit(Settings(ours), contended(), process)
+    assert found.difference is None
+
+
+def test_two_versions_are_compared_without_ours(tmp_path):
+    other = python_with(tmp_path, version="0.32.9", flipped="goes_on_after_victim")
+    with scheduler_process(python_with(tmp_path)) as first, scheduler_process(other) as second:
+        found = audit_versions(settings(), contended(), first, second)
+    assert [found.left.name, found.right.name] == ["vLLM 0.32.0", "vLLM 0.32.9"]
+    assert found.difference is not None
+    assert found.explanations == []
+    worst = found.slower[0]
+    assert worst.right - worst.left == max(each.right - each.left for each in found.slower) > 0
+
+
+def test_random_scenarios_are_identical(tmp_path):
+    plain = [
+        seed
+        for seed in range(12)
+        if not (engine := scenario(seed, "0.32")[0].deployment.pools[0].mocker).num_speculative_tokens
+        and not engine.enable_lora
+    ]
+    assert len(plain) > 4
+    with scheduler_process(python_with(tmp_path)) as process:
+        for seed in plain:
+            assert audit(*scenario(seed, "0.32"), process).difference is None, f"scenario {seed}"
+
+
+def test_a_simulation_has_the_same_record_with_the_installed_scheduler(tmp_path):
+    ours = settings("kv", 2)
+    core = CoreConfig(engine_core="vllm", engine_python=python_with(tmp_path))
+    theirs = replace(ours, deployment=replace(ours.deployment, core=core))
+    left, right = (simulate(Run.alone(each), contended()).requests for each in (ours, theirs))
+    assert left.first_token_s.tolist() == right.first_token_s.tolist()
+    assert left.done_s.tolist() == right.done_s.tolist()
+    assert left.cached_tokens.tolist() == right.cached_tokens.tolist()
+
+
+def test_a_version_that_nobody_compared_is_refused_until_it_is(tmp_path, cache, capsys):
+    python = python_with(tmp_path, version="0.99")
+    core = CoreConfig(engine_core="vllm", engine_python=python)
+    run = Run.alone(replace(settings(), deployment=replace(settings().deployment, core=core)))
+    with pytest.raises(
+        UserError, match=r"vLLM 0.99, whose scheduler was never compared.* dynabench verify --engine-core"
+    ):
+        simulate(run, contended())
+    with scheduler_process(python) as process:
+        found = verify_installed(process, 1)
+        assert note(process.release, found.comparison) == comparisons_file()
+    known = json.loads(comparisons_file().read_text())["digest of 0.99 "]
+    assert known["num_scenarios"] == 1
+    assert simulate(run, contended()).is_complete
+
+
+def test_errors_of_the_installed_scheduler_reach_the_user(tmp_path):
+    with (
+        scheduler_process(python_with(tmp_path, fails_at=40)) as process,
+        pytest.raises(UserError, match=r"failed: AssertionError: no more"),
+    ):
+        audit(settings(), contended(), process)
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [("/nowhere/python", "cannot be run"), ("/bin/false", r"ended: exit code 1; does it have vLLM installed\?")],
+)
+def test_a_python_without_an_engine_is_refused(python, message):
+    with pytest.raises(UserError, match=message), scheduler_process(python):
+        pass
+
+
+def test_what_cannot_be_run_with_an_installed_scheduler_is_refused(tmp_path):
+    ours = settings(engine=replace(CONTENDED, num_host_blocks=100))
+    with (
+        scheduler_process(python_with(tmp_path)) as process,
+        pytest.raises(ValueError, match="KV in host memory cannot be simulated with an installed scheduler yet"),
+    ):
+        audit(ours, contended(), process)
+
+
+def test_every_rule_can_be_turned_round():
+    found = dict(suspects(settings().deployment))
+    for rule in Rules._fields:
+        rules = found[rule].pools[0].mocker.rules
+        assert getattr(rules, rule) is not getattr(CONTENDED.rules, rule)
