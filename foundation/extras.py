@@ -6,6 +6,11 @@ INDEXES = {"trtllm": "https://pypi.nvidia.com"}
 """By extra: where its packages come from. PyPI has only a stub of TensorRT-LLM, which fails without NVIDIA's index."""
 
 
+def needed(package: str, what: str) -> str:
+    """Say that something needs a package that is not installed."""
+    return f"{what} needs the Python package {package}, which is not installed: pip install {package}"
+
+
 def install(extra: str) -> str:
     """Return the command that installs an extra's packages by their own names: on PyPI, `dynabench` is another project.
 

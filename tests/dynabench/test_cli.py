@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dynabench.experiment.workload_file import BUNDLED
+from workloads.formats import BUNDLED
 from foundation.extras import install
 from serving.planner import PLANNERS
 from tests.support.commands import BIN, dynabench, dynamo_run, run
