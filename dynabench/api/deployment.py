@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import yaml
 
-from dynabench.api.own import named
+from dynabench.api.own import named, placed
 from dynabench.deployment import description
 from dynabench.deployment.description import Pool
 from dynabench.deployment.file import (
@@ -72,7 +72,7 @@ class Deployment(description.Deployment):
         shared = {"model": model, "gpu": gpu, "workers": workers}
         given = {name: value for name, value in shared.items() if value is not None} | settings
         with plain_errors():
-            made = from_plain(_as_file({"router_mode": named(router_mode, "router_mode")} | given), is_measured=True)
+            made = from_plain(_as_file({"router_mode": router_mode} | given), is_measured=True)
             if "tensor_parallel_size" not in settings:
                 made = _fitting(made)
             check_simulated(made)
@@ -125,7 +125,7 @@ def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: there is no such setting.
     """
-    parts = sections(description.Deployment)
+    given, parts = _with_names(given), sections(description.Deployment)
     entries = {"name", "pools", *COMMON, *own(description.Deployment), *parts}
     top = {name: value for name, value in given.items() if name in entries}
     short = {name: value for name, value in given.items() if name not in entries}
@@ -156,6 +156,16 @@ def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
     else:
         own_pools = {Pool().name: {"replicas": DEFAULT_WORKERS, **pools}}
     return top | {"pools": own_pools}
+
+
+def _with_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace objects of the user's own by names; one as `planner` is the policy of the section with that name."""
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        place = placed(name, [value])
+        text = named(value, place)
+        found[place] = {"planner": text} if name == "planner" and isinstance(text, str) else text
+    return found
 
 
 def _in_section(name: str, parts: Mapping[str, type]) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 
 from dynabench.api.deployment import Deployment, deployment_of
 from dynabench.api.notebook import terminal
-from dynabench.api.own import is_own_object, named
+from dynabench.api.own import is_own_object, named, placed
 from dynabench.api.result import AnyResult, PlanResult, Result, SweepResult, read_result
 from dynabench.arm import ClientConfig, Settings
 from dynabench.experiment.manifest import CALL
@@ -319,7 +319,7 @@ class _Asked:
             hint = "vary={'router_mode': [...]}, or the deployment" if wrong == "router_mode" else "Workload.read"
             raise UserError(f"{wrong} is no option of {command}; give it to {hint}")
         fleet = deployment_of(deployment)
-        axes = {name: [named(value, name) for value in _listed(name, values)] for name, values in (vary or {}).items()}
+        axes = dict(_axis(name, values) for name, values in (vary or {}).items())
         _check_names(axes)
         modes = axes.pop("router_mode", [fleet.router_mode])
         given: dict[str, Any] = {
@@ -443,10 +443,13 @@ def _workload(given: AnyWorkload) -> Workload | tuple[Path, ...]:
     )
 
 
-def _listed(name: str, values: Any) -> list[Any]:
+def _axis(name: str, values: Any) -> tuple[str, list[Any]]:
+    """Return a setting and its values, with names for objects of the user's own."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise UserError(f"vary {name!r} is {values!r}; expected a list of values")
-    return list(values)
+    values = list(values)
+    place = placed(name, values)
+    return place, [named(value, place) for value in values]
 
 
 def _check_names(axes: Mapping[str, Sequence[Any]]) -> None:

@@ -15,6 +15,7 @@ import hashlib
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,8 +37,13 @@ class Kind(NamedTuple):
 KINDS = {
     "router_mode": Kind("router mode", "serving.router Policy", "costs(candidates)"),
     "planner": Kind("planner", "serving.planner.policies.policy Policy", "propose(seen)"),
+    "timing_file": Kind(
+        "timing model", "mocker.timing.own StepTimes", "step_s(prefill_tokens, num_decodes, num_kv_tokens)"
+    ),
 }
 """By setting; a pool's path may come before its name."""
+PLACES = {"timing": "timing_file"}
+"""Settings that name a kind of something, and where an object of the user's own goes instead."""
 
 FILE = '''"""{name}, an object that a Python program of this host gave to dynabench as a {what}."""
 
@@ -59,15 +65,22 @@ FUNCTION = '''class {name}(Base):
 
     default_interval_s = 5.0
 
-    def {method}(self, {argument}):
+    def {method}(self, {parameters}):
         """Ask it."""
-        return given({argument})
+        return given({parameters})
 '''
 
 
 def is_own_object(value: Any) -> bool:
     """Return whether a value is an object of the user's own, not one that a setting can have."""
     return isinstance(value, type) or callable(value)
+
+
+def placed(setting: str, values: Iterable[Any]) -> str:
+    """Return the setting to which these values belong: `timing_file` instead of `timing`, if they are objects."""
+    parts = setting.rpartition(".")
+    is_own = any(map(is_own_object, values))
+    return f"{parts[0]}{parts[1]}{PLACES[parts[2]]}" if is_own and parts[2] in PLACES else setting
 
 
 def named(value: Any, setting: str) -> Any:
@@ -95,7 +108,7 @@ def named(value: Any, setting: str) -> Any:
 
 def _file(value: Any, name: str, kind: Kind) -> str:
     module, _, base = kind.base.partition(" ")
-    method, _, argument = kind.method.rstrip(")").partition("(")
+    method, _, parameters = kind.method.rstrip(")").partition("(")
     head = FILE.format(
         name=name,
         what=kind.what,
@@ -107,7 +120,7 @@ def _file(value: Any, name: str, kind: Kind) -> str:
     if isinstance(value, type):
         _check_class(value, name, kind)
         return head + CLASS.format(name=name)
-    return head + FUNCTION.format(name=name, method=method, argument=argument)
+    return head + FUNCTION.format(name=name, method=method, parameters=parameters)
 
 
 def _check_class(value: type, name: str, kind: Kind) -> None:

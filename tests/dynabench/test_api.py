@@ -492,3 +492,38 @@ def test_ctrl_c_returns_what_is_done():
     assert not found.is_complete
     assert "interrupted: these are the results so far" in repr(found)
     assert 0 < len(found.requests) < 50 * 30_000
+
+
+def test_a_function_is_a_timing_model(trace):
+    def slow(prefill_tokens, num_decodes, num_kv_tokens):
+        return 0.5 + 0 * (prefill_tokens + num_decodes + num_kv_tokens)
+
+    found = db.simulate(trace, db.Deployment(workers=2, timing=slow))
+    assert found.steps.first_s.max() == 0.5
+    assert "those of slow, a class of your own" in found.manifest["step_times"]
+    varied = db.simulate(trace, db.Deployment(workers=2), vary={"timing": [slow, lambda *sizes: 0.1]})
+    assert list(varied.arms) == ["timing_file slow", "timing_file own"]
+
+
+def test_a_timing_model_that_returns_no_time_is_one_line(trace):
+    with pytest.raises(db.UserError, match=r"negative.step_s\(.*\) is -1; expected seconds"):
+        negative = lambda *sizes: -1  # noqa: E731
+        negative.__name__ = "negative"
+        db.simulate(trace, db.Deployment(timing=negative), jobs=1)
+
+
+def test_a_class_is_a_planner(trace):
+    from serving.planner.policies.policy import Policy as Planner
+    from serving.planner.policies.policy import Proposal
+
+    class Two(Planner):
+        description = "always two"
+        default_interval_s = 1.0
+
+        def propose(self, seen):
+            return {name: Proposal(2, "two") for name in seen.pools}
+
+    found = db.simulate(trace, db.Deployment(workers=1, planner=Two))
+    assert found.events[found.events.event == "planned"].detail.tolist() == ["1 to 2: two"]
+    varied = db.simulate(trace, db.Deployment(workers=1), vary={"planner": ["static", Two]})
+    assert list(varied.arms) == ["planner static", "planner Two"]
