@@ -13,6 +13,8 @@ a major version, and is marked as deprecated for one minor version before. All o
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from foundation.extras import refuse_namesake
+
 if TYPE_CHECKING:
     from dynabench.api.deployment import Deployment
     from dynabench.api.differences import ArmDifference, Estimate
@@ -54,6 +56,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'dynabench' has no attribute {name!r}")
+    refuse_namesake()
     found = getattr(import_module(_HOMES.get(name, "dynabench.api.experiments")), name)
     globals()[name] = found
     return found

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -106,13 +107,19 @@ class Deployment(description.Deployment):
         return text
 
     def __repr__(self) -> str:
+        return f"Deployment({', '.join(f'{name}={value!r}' for name, value in self._entries().items())})"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{escape(yaml.safe_dump(self._entries(), sort_keys=False))}</pre>"
+
+    def _entries(self) -> dict[str, Any]:
+        """Return what differs from what Python's user gets by default."""
         usual = as_changed(from_plain({"pools": {"worker": {}}}, is_measured=True))
-        entries = {
+        return {
             name: value
             for name, value in as_changed(self).items()
             if name in ("pools", "router_mode") or value != usual.get(name)
         }
-        return f"Deployment({', '.join(f'{name}={value!r}' for name, value in entries.items())})"
 
     def _take(self, made: description.Deployment) -> None:
         for part in fields(description.Deployment):

@@ -17,7 +17,7 @@ class Cell(Terminal):
     line_every_s = EVERY_S
 
     def __init__(self) -> None:
-        super().__init__(quiet=True)
+        super().__init__(quiet=True, force_jupyter=False)
         self._handle: Any = None
 
     def report(self, text: str) -> None:

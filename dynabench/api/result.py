@@ -154,14 +154,13 @@ class Result:
         compared = tables.comparison(self.summary, is_whole=False)
         grids = [_short(grid, list(self.arms)) for grid in (compared, *use_tables.grids(self.summary, is_whole=False))]
         lines = [
+            *(f"not valid: {note}" for note in headline.notes(self.summary)),
             tables.too_few(compared.rows),
-            self.verdict,
             *headline.limits(self.summary),
             *headline.remarks(self.summary),
             *self._remarks(),
         ]
-        notes = [f"not valid: {note}" for note in headline.notes(self.summary)]
-        return html_of([*notes, *headline.heading(self.manifest)], grids, lines)
+        return html_of(self.manifest["title"], self.verdict, grids, lines, headline.heading(self.manifest))
 
     def _remarks(self) -> Iterable[str]:
         yield from (f"left out: {reason}" for reason in self.left_out)
@@ -210,7 +209,8 @@ class SweepResult:
     def _repr_html_(self) -> str:
         rows = [(row[0], row[1:]) for row in self.sweep.rows]
         grid = Grid(self.sweep.title, self.sweep.columns[1:], rows, corner=self.sweep.columns[0])
-        return html_of(headline.heading(self.manifest), [grid, *self.sweep.grids], [self.verdict])
+        title, grids = self.manifest["title"], [grid, *self.sweep.grids]
+        return html_of(title, self.verdict, grids, [], headline.heading(self.manifest))
 
 
 class PlanResult:
@@ -255,9 +255,9 @@ class PlanResult:
 
     def _repr_html_(self) -> str:
         answer = self.answer
-        sure = [one.text for one in answer.sureness]
-        lines = [answer.verdict, *answer.notes, *sure]
-        return html_of([f"{answer.title}: {answer.subtitle}"], capacity.grids(answer), lines)
+        lines = [*(one.text for one in answer.sureness), *answer.notes]
+        details = [answer.subtitle, *(f"{name}: {text}" for name, text in answer.head.items())]
+        return html_of(answer.title, answer.verdict, capacity.grids(answer), lines, details)
 
 
 AnyResult = Result | SweepResult | PlanResult

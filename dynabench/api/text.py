@@ -107,16 +107,21 @@ def print_plan(answer: PlanAnswer, console: Terminal) -> None:
 def text_of(show: Callable[[Terminal], object]) -> str:
     """Return what something prints, for the width of this terminal."""
     file = io.StringIO()
-    show(Terminal(file=file, width=shutil.get_terminal_size((110, 24)).columns))
+    width = shutil.get_terminal_size((110, 24)).columns
+    show(Terminal(file=file, width=width, force_jupyter=False))  # in a notebook, rich would display it instead
     return file.getvalue().rstrip()
 
 
-def html_of(head: Iterable[str], grids: Iterable[Grid], lines: Iterable[str]) -> str:
-    """Return a result for a notebook: what was run, its tables, and the verdict."""
+def html_of(title: str, verdict: str, grids: Iterable[Grid], lines: Iterable[str], details: Iterable[str]) -> str:
+    """Return a result for a notebook: the verdict, its tables, what a reader should know, and, folded, what was run."""
     return "\n".join([
-        *(f"<p>{escape(line)}</p>" for line in filter(None, head)),
+        f"<p><b>{escape(title)}</b></p>",
+        f"<p>{escape(verdict)}</p>",
         *map(_html_table, grids),
         *(f"<p>{escape(line)}</p>" for line in filter(None, lines)),
+        "<details><summary>What was run</summary>",
+        *(f"<p>{escape(line)}</p>" for line in filter(None, details)),
+        "</details>",
     ])  # fmt: skip
 
 

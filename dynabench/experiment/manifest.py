@@ -23,6 +23,7 @@ from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Given, named
 from dynabench.experiment.step_times import describe_step_times
+from foundation.extras import DISTRIBUTION
 from foundation.text import listed
 from mocker import engine
 from reports import folder
@@ -80,7 +81,8 @@ def manifest_of(
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
         "client": settings.client and settings.client.shown,
-        "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
+        "versions": {"dynabench": metadata.version(DISTRIBUTION)}
+        | {name: metadata.version(name) for name in ("numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": folder.facts_of(runs),
     }

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
@@ -99,6 +100,8 @@ def test_nothing_is_printed(trace, capfd):
 def test_all_public_names_exist_and_are_documented():
     assert set(db.__all__) <= set(dir(db))
     assert all(getattr(db, name).__doc__ for name in db.__all__)
+    page = (Path(__file__).parents[2] / "docs" / "python-api.md").read_text()
+    assert {line.rpartition(".")[2] for line in page.splitlines() if line.startswith("::: ")} == set(db.__all__)
     with pytest.raises(AttributeError, match="no attribute 'simulat'"):
         _ = db.simulat
 
