@@ -13,15 +13,15 @@ a major version, and is marked as deprecated for one minor version before. All o
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from foundation.extras import refuse_namesake
+from foundation.namesake import refuse_namesake
 
 if TYPE_CHECKING:
     from dynabench.api.deployment import Deployment
     from dynabench.api.differences import ArmDifference, Estimate
     from dynabench.api.experiments import bench, load, plan, run, simulate, sweep
     from dynabench.api.result import PlanResult, Result, SweepResult
+    from dynabench.api.workload import Workload
     from foundation.errors import UserError
-    from workloads import Workload
 
 __all__ = [
     "ArmDifference",
@@ -48,7 +48,7 @@ _HOMES = {
     "Result": "dynabench.api.result",
     "SweepResult": "dynabench.api.result",
     "UserError": "foundation.errors",
-    "Workload": "workloads",
+    "Workload": "dynabench.api.workload",
 }
 """Where names are that are not in `dynabench.api.experiments`: they are imported when they are first used."""
 

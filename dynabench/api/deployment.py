@@ -68,7 +68,7 @@ class Deployment(description.Deployment):
         """
         if isinstance(settings.get("pools"), tuple):  # all fields, from `dataclasses.replace`
             with plain_errors():
-                description.Deployment.__init__(self, router_mode=router_mode, **settings)
+                description.Deployment.__init__(self, router_mode=named(router_mode, "router_mode"), **settings)
             return
         shared = {"model": model, "gpu": gpu, "workers": workers}
         given = {name: value for name, value in shared.items() if value is not None} | settings

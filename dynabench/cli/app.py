@@ -17,7 +17,7 @@ from dynabench.interrupt import ASKING
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
-from foundation.extras import refuse_namesake
+from foundation.namesake import refuse_namesake
 from foundation.text import printable, shortened
 from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason, version
 from serving.cli.help import HELP_ALL, HELP_FLAGS, CommandLine

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from foundation.extras import refuse_namesake
+from foundation.namesake import refuse_namesake
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
 from serving.cli.command_line import Verbosity, flat, program, version

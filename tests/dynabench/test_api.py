@@ -163,6 +163,7 @@ def test_a_worker_has_the_gpus_that_its_model_needs_for_its_context_unless_they_
 def test_a_deployment_can_be_changed_by_dataclasses_replace():
     made = dataclasses.replace(db.Deployment(workers=2), router_mode="kv")
     assert made == db.Deployment(workers=2, router_mode="kv")
+    assert dataclasses.replace(made, router_mode=First) == db.Deployment(workers=2, router_mode=First)
 
 
 @pytest.mark.parametrize(
@@ -530,3 +531,31 @@ def test_a_class_is_a_planner(trace):
     assert found.events[found.events.event == "planned"].detail.tolist() == ["1 to 2: two"]
     varied = db.simulate(trace, db.Deployment(workers=1), vary={"planner": ["static", Two]})
     assert list(varied.arms) == ["planner static", "planner Two"]
+
+
+def test_progress_is_a_line_below_the_cell_which_is_gone_in_the_end():
+    from IPython.core.interactiveshell import InteractiveShell
+    from IPython.utils.capture import capture_output
+
+    from dynabench.api.notebook import Cell
+
+    InteractiveShell.instance()
+    try:
+        with capture_output() as captured:
+            cell = Cell()
+            cell.report("1 of 2")
+            cell.report("2 of 2")
+            cell.end()
+    finally:
+        InteractiveShell.clear_instance()
+    shown = [(one.data["text/plain"], one.update) for one in captured.outputs]
+    assert shown == [("1 of 2", False), ("2 of 2", True), ("", True)]
+    assert (captured.stdout, captured.stderr) == ("", "")
+
+
+def test_progress_can_be_asked_for_and_goes_to_stderr(trace, capfd, monkeypatch):
+    monkeypatch.setattr("dynabench.progress.LINE_EVERY_S", 0.001)
+    db.simulate(trace, vary={"router_mode": ["random", "kv"]}, jobs=1, progress=True)
+    shown = capfd.readouterr()
+    assert shown.out == ""
+    assert "simulating: " in shown.err

@@ -6,7 +6,8 @@ from importlib import metadata
 import pytest
 
 from foundation.errors import UserError
-from foundation.extras import DISTRIBUTION, install, refuse_namesake
+from foundation.extras import DISTRIBUTION, install
+from foundation.namesake import refuse_namesake
 
 
 @pytest.mark.parametrize("extra", metadata.metadata(DISTRIBUTION).get_all("Provides-Extra"))
