@@ -13,6 +13,8 @@ DPI = 96
 """Units per inch: a unit is a CSS pixel."""
 POINT = 72 / DPI
 """Points per unit."""
+BEHIND, BETWEEN = -1.0, 1.0
+"""Layers of marks: below the grid, which matplotlib draws at 0.5, and below the lines, at 2."""
 TITLE = 28
 """Units above the chart, for its title."""
 
@@ -50,12 +52,13 @@ def _add(figure: "Figure", axes: Axes, canvas: Canvas) -> None:
     made: Any = figure.add_axes(box)
     for name, scale in (("x", axes.x), ("y", axes.y)):
         _set_scale(made, name, scale)
-    made.set_axisbelow(True)
+    made.set_axisbelow(True)  # the grid
     for side in ("top", "left", "right"):
         made.spines[side].set_visible(False)
     made.spines["bottom"].set(color=RULE, linewidth=0.8 * POINT)
-    for mark in (*axes.behind, *axes.patches):
-        _mark(made, mark)
+    for layer, marks in ((BEHIND, axes.behind), (BETWEEN, axes.patches)):
+        for place, mark in enumerate(marks):
+            _mark(made, mark, layer + place / (len(marks) + 1))
     for rule in axes.rules:
         across = made.axvline if rule.is_upright else made.axhline
         across(rule.value, color=rule.colour, linewidth=rule.width * POINT, dashes=rule.dashes or (None, None))
@@ -81,18 +84,22 @@ def _set_scale(made: Any, name: str, scale: Scale) -> None:
         made.grid(visible=True, axis=name, color=GRID, linewidth=0.8 * POINT)
 
 
-def _mark(made: Any, mark: Area | Bar | Map) -> None:
+def _mark(made: Any, mark: Area | Bar | Map, zorder: float) -> None:
     match mark:
         case Area():
-            made.fill_between(mark.x, mark.low, mark.high, color=mark.colour, alpha=mark.alpha, linewidth=0)
+            made.fill_between(
+                mark.x, mark.low, mark.high, color=mark.colour, alpha=mark.alpha, linewidth=0, zorder=zorder
+            )
         case Bar():
             from matplotlib.patches import Rectangle
 
-            made.add_patch(Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=mark.colour, linewidth=0))
+            made.add_patch(
+                Rectangle((mark.x, mark.y), mark.width, mark.height, facecolor=mark.colour, linewidth=0, zorder=zorder)
+            )
         case Map():
             made.imshow(
                 mark.table, origin="lower", extent=mark.extent, vmin=0, vmax=mark.top, cmap="viridis", aspect="auto",
-                interpolation="nearest",
+                interpolation="nearest", zorder=zorder,
             )  # fmt: skip
 
 
