@@ -351,7 +351,7 @@ print(size)
 
 def installed_mb(name: str, tools: Path) -> float:
     """Return the size of a client with everything that it needs (MB)."""
-    environment, package = PACKAGES.get(name, ("", "dynabench"))
+    environment, package = PACKAGES.get(name, ("", "dynabench-llm"))
     python = tools / environment / "bin/python" if environment else Path(sys.executable)
     done = subprocess.run([python, "-c", SIZES, package], capture_output=True, text=True, check=True)
     size = int(done.stdout)

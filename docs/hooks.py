@@ -1,5 +1,6 @@
 """The documentation site: what lies outside docs/ gets pages of its own, so that links work on GitHub and here."""
 
+import json
 import posixpath
 import re
 from pathlib import Path
@@ -33,7 +34,8 @@ def on_files(files: Any, config: Any) -> Any:
         linked |= {_resolved(link, file.src_uri) for link in LINK.findall(file.content_string)}
     for source in sorted(linked):
         if not source.startswith("docs/") and source not in PAGES and (ROOT / source).is_file():
-            text = f"# {source}\n\n````{LANGUAGES.get(Path(source).suffix, '')}\n{(ROOT / source).read_text()}````\n"
+            code = f"# {source}\n\n````{LANGUAGES.get(Path(source).suffix, '')}\n{(ROOT / source).read_text()}````\n"
+            text = _notebook(source) if source.endswith(".ipynb") else code
             path = f"{source}.md"
             files.append(File.generated(config, path, content=text, inclusion=InclusionLevel.NOT_IN_NAV))
     config.nav = [_with_folders(item, files) for item in config.nav]
@@ -43,12 +45,42 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     """Let links lead to pages of the site, and let what is folded be Markdown."""
     here = page.file.src_uri
-    if here.endswith((".py.md", ".yaml.md", ".sh.md")):
+    if here.endswith((".py.md", ".yaml.md", ".sh.md", ".ipynb.md")):
         return markdown
     linked = LINK.sub(
         lambda link: posixpath.relpath(_page(_resolved(link[1], here)), posixpath.dirname(here)), markdown
     )
     return linked.replace("<details>", "<details markdown>")
+
+
+def _notebook(source: str) -> str:
+    """Return a notebook as a page: its text, its code, and what that returned."""
+    parts = []
+    for cell in json.loads((ROOT / source).read_text())["cells"]:
+        text = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            # Its links are relative to the notebook.
+            parts.append(
+                LINK.sub(lambda link: posixpath.relpath(_page(_from(source, link[1])), posixpath.dirname(source)), text)
+            )
+        else:
+            parts += [f"```python\n{text}\n```", *map(_output, cell["outputs"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _output(output: dict[str, Any]) -> str:
+    """Return what a cell returned, in the richest form: a picture, HTML, or text."""
+    data = output.get("data", {"text/plain": output.get("text", "")})
+    if "image/png" in data:
+        return f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
+    if "text/html" in data:
+        lines = "".join(data["text/html"]).splitlines()
+        return f'<div class="output">{"".join(line.strip() for line in lines)}</div>'
+    return f"```\n{''.join(data['text/plain'])}\n```"
+
+
+def _from(source: str, link: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source), link))
 
 
 def _with_folders(item: Any, files: Any) -> Any:

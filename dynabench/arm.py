@@ -12,6 +12,7 @@ from dynabench.apis import HAVE_TURNS, WHOLE, Api, Endpoint, Prompts, Way, endpo
 from dynabench.deployment.description import Deployment
 from dynabench.images import ImageSize
 from dynabench.proxy import Proxy
+from foundation.own_code import shown
 from foundation.settings import Positive, Share, Whole, check_settings
 from serving.runtime.config import masked
 from workloads.pacing import LoadConfig
@@ -221,7 +222,7 @@ class Arm:
     def plain_changes(self) -> dict[str, str | int | float | None]:
         """What sets it apart, as JSON takes it."""
         return {
-            name: value if isinstance(value, (str, int, float, type(None))) else str(value)
+            name: value if isinstance(value, (int, float, type(None))) else shown(str(value))
             for name, value in self.changes.items()
         }
 

@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from foundation.extras import install
+from foundation.extras import DISTRIBUTION, install
 from foundation.processes import num_cores
 from foundation.text import one_line
 from serving.frontend.config import FrontendConfig
@@ -67,7 +67,7 @@ def checks() -> list[HostCheck]:
 
 def installed() -> Iterator[HostCheck]:
     """Look at what is installed."""
-    yield HostCheck("dynabench", "ok", f"{metadata.version('dynabench')} on Python {platform.python_version()}")
+    yield HostCheck("dynabench", "ok", f"{metadata.version(DISTRIBUTION)} on Python {platform.python_version()}")
     yield _cores()
     for name, entry in ENGINES.items():
         yield _package(name, entry.package, "not installed")

@@ -168,7 +168,13 @@ def noted() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
-    """Handle signals in this way, unless somebody changes that meanwhile, or `nohup` ignores them."""
+    """Handle signals in this way, unless somebody changes that meanwhile, or `nohup` ignores them.
+
+    Only a process's main thread can.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     before = {
         number: signal.signal(number, handler)

@@ -1,6 +1,5 @@
 """How far a command is, while it simulates: in this process, or in several at once."""
 
-import sys
 import threading
 import time
 from types import TracebackType
@@ -10,7 +9,6 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dynabench.interrupt import Interrupt
 from dynabench.terminal import Terminal
-from foundation.text import printable
 
 MOVES_EVERY_S = 0.2
 LINE_EVERY_S = 5.0
@@ -32,6 +30,7 @@ class Display:
         self.unit, self._interrupt, self._console = unit, interrupt, console
         self._started = time.monotonic()
         self._bar = _bar(console) if console.is_terminal else None
+        self._every_s = MOVES_EVERY_S if self._bar is not None else console.line_every_s or LINE_EVERY_S
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -67,10 +66,10 @@ class Display:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], description=self.line(), completed=share, refresh=True)
         else:
-            print(printable(f"{self._elapsed()}  {self.line()} ({share:.0%})"), file=sys.stderr, flush=True)
+            self._console.report(f"{self._elapsed()}  {self.line()} ({share:.0%})")
 
     def _watch(self) -> None:
-        while not self._over.wait(LINE_EVERY_S if self._bar is None else MOVES_EVERY_S):
+        while not self._over.wait(self._every_s):
             self.show()
 
     def _elapsed(self) -> str:

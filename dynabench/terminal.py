@@ -1,7 +1,8 @@
 """The terminal of every command: it shows text as it is."""
 
+import sys
 import textwrap
-from typing import Any
+from typing import Any, ClassVar
 
 from rich.console import Console
 from rich.text import Text
@@ -15,6 +16,9 @@ class Terminal(Console):
     Nearly all that is printed holds a name or a message that somebody else chose, so no call has to remember to escape it.
     """
 
+    line_every_s: ClassVar[float | None] = None
+    """How often progress is reported where nothing moves, if not as seldom as in a pipe."""
+
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, highlight=False, emoji=False, **options)
 
@@ -25,6 +29,11 @@ class Terminal(Console):
     def say(self, text: str, **options: Any) -> None:
         """Print a sentence: a line in a pipe, for other programs; on a terminal as many as its width makes of it."""
         self.print(text, soft_wrap=not self.is_terminal, **options)
+
+    def report(self, text: str) -> None:
+        """Say how far a command is, where nothing moves: on stderr; a quiet terminal says nothing."""
+        if not self.quiet:
+            print(printable(text), file=sys.stderr, flush=True)
 
     def entry(self, name: str, text: str, *, width: int = 20) -> None:
         """Print a line of a list: a name and what it is; on a terminal, in as many lines as it takes, between words."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from foundation.extras import DISTRIBUTION
 from foundation.files import replace_text
 from foundation.own_code import base_and_additions, file_of, is_own
 
@@ -232,7 +233,7 @@ def _code(package: str) -> str:
     assert spec is not None and spec.submodule_search_locations
     files = [file for root in spec.submodule_search_locations for file in sorted(Path(root).rglob("*"))]
     kept = (file.read_bytes() for file in files if file.is_file() and "__pycache__" not in file.parts)
-    return f"{metadata.version('dynabench')} {_digest(kept)}"
+    return f"{metadata.version(DISTRIBUTION)} {_digest(kept)}"
 
 
 def _digest(parts: Iterable[bytes]) -> str:

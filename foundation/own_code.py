@@ -15,6 +15,15 @@ T = TypeVar("T")
 MODULES: ContextVar[dict[str, ModuleType]] = ContextVar("own_code", default={})  # noqa: B039 (one for a whole process)
 """Files that were run, by their paths. Whoever simulates several processes in one sets one for each."""
 
+GIVEN: dict[str, str] = {}
+"""Files that were made of Python objects, by their paths: the names of the objects."""
+
+
+def shown(name: str) -> str:
+    """Return how results show a name: an object's file as the object."""
+    base, additions = base_and_additions(name)
+    return "+".join([GIVEN.get(base, base), *additions])
+
 
 def is_own(name: str) -> bool:
     """Return whether a name refers to a class in a file."""

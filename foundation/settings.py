@@ -13,10 +13,15 @@ import dataclasses
 import functools
 import sys
 import typing
-from typing import Annotated, Any, Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Meta
+
+from foundation.text import instead_of
+
+T = TypeVar("T")
 
 Count = Annotated[int, Meta(ge=1)]
 Whole = Annotated[int, Meta(ge=0)]
@@ -60,6 +65,19 @@ class CheckedSettings:
     def __post_init__(self) -> None:
         """Reject invalid values."""
         check_settings(self)
+
+
+def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
+    """Make settings of what a user of Python gives by name; a list is as good as a tuple.
+
+    Raises:
+        ValueError: there is no such setting, or its value is invalid.
+    """
+    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in names:
+            raise ValueError(f"{name} is unknown; {instead_of(name, names)}")
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
 
 
 def changed(settings: Any) -> dict[str, Any]:

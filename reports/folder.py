@@ -415,11 +415,16 @@ def _write_runs(folder: Path, experiment: Manifest, runs: list[Record]) -> None:
     np.savez_compressed(folder / "gaps.npz", **{str(place): run.gaps for place, run in enumerate(runs)})  # type: ignore[arg-type]
 
 
+def first_runs(runs: Sequence[Record], summary: Summary) -> dict[str, Record]:
+    """Return the run of each arm that charts show: its first."""
+    found = {run.arm: run.measured for run in reversed(runs)}
+    return {arm: found[arm] for arm in summary.arms}
+
+
 def _write_report(folder: Path, experiment: Manifest, runs: list[Record], *, with_charts: bool = True) -> Summary:
     summary = summary_of(experiment, runs)
     replace_text(folder / "summary.json", json.dumps(summary.as_json(), indent=2) + "\n")
-    shown = {run.arm: run.measured for run in reversed(runs)}
-    shown = {arm: shown[arm] for arm in summary.arms}
+    shown = first_runs(runs, summary)
     pictures = charts.draw(shown, summary, folder / "charts") if with_charts else []
     fidelity = msgspec.convert(experiment.get("fidelity"), Fidelity | None)
     validated = {} if fidelity is None else fidelity.arms

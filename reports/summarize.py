@@ -31,11 +31,13 @@ from reports.figures.tiers import Hits, Saving
 from reports.record.pools import averaged
 from reports.record.records import Floats, Record, Texts
 from reports.summary import (
+    NOISE_FLOOR,
     PAIRED,
     SCHEMA,
     SMALLEST,
     ArmSummary,
     Bound,
+    Difference,
     Summary,
 )
 from reports.verdicts.comparison import verdict
@@ -60,6 +62,21 @@ def summary_of(manifest: dict[str, Any], runs: list[Record]) -> Summary:
         elsewhere=manifest.get("elsewhere"),
         engine_errors=engine_errors(manifest),
     )
+
+
+def compared(
+    runs: Sequence[Record], arm: str, to: str, *, smallest: float = SMALLEST
+) -> dict[str, dict[str, Difference | None]]:
+    """Return how one arm differs from another, by metric and statistic, as `Summary.differences` does from the first."""
+    first, other = ([run.measured for run in runs if run.arm == name] for name in (to, arm))
+    size = max(int(run.requests.request.max(initial=-1)) for run in (*first, *other)) + 1
+    base: Table = ByRequest(first, size)
+    table: Table = ByRequest(other, size)
+    blocks = blocks_of(base["intended_s"], base["e2e_sched"])
+    again = [run.measured for run in runs if run.arm == to + NOISE_FLOOR]
+    floor = noise_floor(to, {to: base} | ({to + NOISE_FLOOR: ByRequest(again, size)} if again else {}), blocks)
+    is_stable = all(stability(run).is_stable for run in (*first, *other))
+    return differences(base, table, blocks, floor, smallest=smallest, is_stable=is_stable)
 
 
 def summarize(

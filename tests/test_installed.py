@@ -4,6 +4,7 @@ from importlib import metadata, resources
 
 import pytest
 
+from foundation.extras import DISTRIBUTION
 from tests.support.commands import BIN, run
 
 PACKAGES = ("dynabench", "foundation", "mocker", "reports", "serving", "workloads")
@@ -41,4 +42,4 @@ def test_the_licence_comes_along():
 )
 def test_programs_name_the_version_of_the_package(program):
     done = run(BIN / "python", "-m", program, "--version")
-    assert done.stdout.strip() == metadata.version("dynabench")
+    assert done.stdout.strip() == metadata.version(DISTRIBUTION)

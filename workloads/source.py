@@ -125,6 +125,34 @@ class Source:
             yield from objects_of(file)
 
 
+class FrameSource(Source):
+    """A data frame instead of files."""
+
+    def __init__(self, frame: Any, namer: BlockNamer) -> None:
+        super().__init__((), namer)
+        self._frame = frame
+
+    def rows(self) -> Iterator[Row]:
+        """Yield the rows.
+
+        Raises:
+            WorkloadError: it is not a data frame.
+        """
+        import pyarrow as pa
+
+        try:
+            table = pa.table(self._frame)
+        except (TypeError, ValueError, pa.ArrowException) as error:
+            raise WorkloadError(
+                f"expected a data frame of pandas, polars or Arrow, not {short(self._frame)}"
+            ) from error
+        number = 0
+        for batch in table.to_batches():
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(values, f"row {number} of the frame")
+
+
 def files_of(paths: Sequence[Path]) -> list[Path]:
     """Return the files of a workload: those named, and for each folder those with a known suffix, ordered by name.
 

@@ -26,7 +26,7 @@ from dynabench.deployment.file import as_changed
 from dynabench.experiment.head import model_errors
 from dynabench.experiment.manifest import manifest_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import Source, source_of
+from dynabench.experiment.source import Given, Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.progress import Display
@@ -52,7 +52,7 @@ Variant = tuple[str, Question, dict[str, Any]]
 
 
 def run_plan(
-    files: tuple[Path, ...],
+    given: Given,
     config: PlanConfig,
     experiment: ExperimentConfig,
     settings: Settings,
@@ -70,22 +70,22 @@ def run_plan(
     """
     experiment = replace(experiment, router_mode=experiment.router_mode or MODES)
     # Before the workload is read, so that one that changes meanwhile is noticed.
-    identity = identity_of(files, experiment, settings, config.identity)
-    source = source_of(files, experiment)
+    identity = identity_of(given, experiment, settings, config.identity)
+    source = source_of(given, experiment)
     check_plan(config, experiment, settings, source)
     out = experiment.out or Path("results") / f"plan-{identity.key}"
     store = PointStore(out, identity, "plan")
     with Interrupt() as interrupt:
         display = Display("bounding layouts", "layouts", interrupt, console)
         points = Points(store, source, config, experiment, interrupt)
-        planner = _Planner(files, config, experiment, settings, source, points, out, display)
+        planner = _Planner(given, config, experiment, settings, source, points, out, display)
         try:
             with display:
                 planner.search()
                 planner.look_around()
         except InterruptError:
             planner.is_complete = False
-        store.check_unchanged(identity_of(files, experiment, settings, config.identity))
+        store.check_unchanged(identity_of(given, experiment, settings, config.identity))
         answer = planner.answer()
         plan_report.save(out, answer)
         show(out, answer)
@@ -98,7 +98,7 @@ class _Planner:
 
     def __init__(
         self,
-        files: tuple[Path, ...],
+        given: Given,
         config: PlanConfig,
         experiment: ExperimentConfig,
         settings: Settings,
@@ -107,7 +107,7 @@ class _Planner:
         out: Path,
         display: Display,
     ) -> None:
-        self._files, self._config, self._experiment, self._settings = files, config, experiment, settings
+        self._given, self._config, self._experiment, self._settings = given, config, experiment, settings
         self._source, self._points, self._out = source, points, out
         self._started = time.perf_counter()
         self._searches: dict[float, Search] = {}
@@ -279,7 +279,7 @@ class _Planner:
         workload = self._source(self._settings.shape)
         chosen = [] if best is None else [self._found.arm(best, load)]
         manifest = manifest_of(
-            "virtual", self._files, workload, self._experiment, self._settings, chosen, []
+            "virtual", self._given, workload, self._experiment, self._settings, chosen, []
         )  # the best arm describes the deployment
         if error := model_errors([candidate.settings.deployment for candidate in self._found.candidates]):
             manifest["head"]["Model error"] = error

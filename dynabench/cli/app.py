@@ -17,6 +17,7 @@ from dynabench.interrupt import ASKING
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
+from foundation.namesake import refuse_namesake
 from foundation.text import printable, shortened
 from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason, version
 from serving.cli.help import HELP_ALL, HELP_FLAGS, CommandLine
@@ -115,6 +116,10 @@ def main() -> None:
 
 def _run() -> Any:
     """Run the requested command; return its result."""
+    try:
+        refuse_namesake()
+    except UserError as error:
+        _fail(str(error))
     for word in sys.argv[1:2]:
         if word in COMMANDS and not COMMANDS[word][0].endswith("_app"):
             app[word].help = None  # its docstring says more than its line in the list

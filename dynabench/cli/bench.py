@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
+from dynabench.benchmark.settings import BenchClientConfig, BenchConfig, SentConfig
 from dynabench.cli.gates import SweepGate, SweepGateConfig
 from dynabench.cli.groups import Output, OutputConfig, plain_errors
 from dynabench.experiment.settings import ExperimentConfig
@@ -57,14 +57,14 @@ def bench(
         gate_config: When to exit with 1.
         output: What to print.
     """
-    from dynabench.bench.run import Asked, run_bench
+    from dynabench.benchmark.run import Asked, run_bench
     from dynabench.cli.results import finish_sweep
 
     if not urls:
         raise UserError("name an endpoint, such as http://localhost:8000")
     with plain_errors():
         asked = Asked(
-            urls=urls, files=workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
+            urls=urls, given=workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
         )
         out, manifest, summary = run_bench(asked, console=output.terminal(), gates=gate_config.gates())
     content = json.loads((out / "sweep.json").read_text())

@@ -170,7 +170,7 @@ def _compare(
     from dynabench.experiment.run import run_experiment
 
     with plain_errors():
-        out, manifest, summary = run_experiment(
+        out, manifest, summary, _ = run_experiment(
             clock, files, experiment, settings, console=output.terminal(), gates=gate_config.gates()
         )
     code = finish_runs(manifest, summary, gate_config, output, out, metrics_like=experiment.metrics_like)

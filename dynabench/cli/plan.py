@@ -1,13 +1,14 @@
 """`dynabench plan`: how many GPUs, and in which layout."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
 
+from dynabench.api.text import print_plan
 from dynabench.arm import Settings
 from dynabench.capacity.settings import PlanConfig
 from dynabench.cli.flags import EngineFlags, sections
@@ -30,15 +31,12 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredRouterConfig
 from dynabench.experiment.axes import setting_of
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
-from reports.capacity import answer as capacity
 from reports.capacity.answer import PlanAnswer
 from reports.gate import of_plan
-from reports.verdicts.headline import qualified, understood
 from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -48,9 +46,6 @@ NOT_CHOSEN = Parameter(
     r"|tensor_parallel_size)$)"
 )
 """Leaves out the flags of settings that the plan chooses."""
-
-REASONS = 4
-"""The most reasons for impossible layouts that are printed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +102,7 @@ def plan(
 
     def show(out: Path, answer: PlanAnswer) -> None:
         found = of_plan(answer, gates)
-        _print(answer, console)
+        print_plan(answer, console)
         print_results(found, console)
         output.document(out, msgspec.to_builtins(answer) | gates_as_json(found))
 
@@ -122,30 +117,3 @@ def plan(
     wall_s = {check.arm: answer.wall_s}
     code = finish(gate_config, answer.title, [check], of_plan(answer, gates), wall_s=wall_s, console=console)
     return code if answer.is_complete else INTERRUPTED
-
-
-def _print(answer: PlanAnswer, console: Terminal) -> None:
-    for line in (f"{answer.title}: {answer.subtitle}", *understood(answer.head), *qualified(answer.head)):
-        console.say(line)
-    # Row labels are folded, so there is room for full names.
-    key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
-    for grid in capacity.grids(answer):
-        for table in grid.tables(console.width, key):
-            console.print(table)
-        if grid.note:
-            console.say(grid.note)
-    reasons = list(capacity.impossible(answer))
-    for reason in reasons[:REASONS]:
-        console.say(f"impossible: {reason}")
-    if len(reasons) > REASONS:
-        console.print(f"impossible for {len(reasons) - REASONS} more reasons, in plan.json")
-    console.say(answer.verdict)
-    for note in answer.notes:
-        console.say(note)
-    for sure in answer.sureness:
-        console.say(sure.text)
-    if any(sure.has_interval for sure in answer.sureness):
-        console.say(capacity.COVERED)
-    for line in answer.commands:
-        console.print(line, soft_wrap=True)
-    console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")

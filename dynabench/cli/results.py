@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from dynabench.api.text import print_summary, print_sweep
 from dynabench.cli.gates import (
     CompareGate,
     CompareGateConfig,
@@ -25,14 +26,12 @@ from foundation.files import new_file
 from foundation.text import printable
 from reports import exports, folder, pictures, theirs
 from reports.gate import POINTS, RUNS, of_summary, of_sweep
-from reports.key import key_of, with_short_names
+from reports.key import key_of
 from reports.summarize import summary_of
 from reports.summary import Summary
 from reports.sweep import report as sweep_report
-from reports.sweep import table as sweep_table
 from reports.sweep.points import Sweep
 from reports.tables import comparison as tables
-from reports.tables import use as use_tables
 from reports.theirs import comparison as their_table
 from reports.verdicts import headline
 
@@ -227,54 +226,6 @@ def _write_files(out: Path, files: Mapping[str, bytes]) -> None:
         with new_file(out / name) as file:
             file.write(data)
         print(printable(str(out / name)))
-
-
-def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
-    """Print what was run and what was found, and first of all whether it is valid."""
-    for note in headline.notes(summary):
-        console.say(f"not valid: {note}", style="red")
-    for line in filter(None, headline.heading(manifest)):
-        console.say(line)
-    key = key_of(list(summary.arms))
-    compared = tables.comparison(summary, is_whole=is_whole)
-    for grid in (compared, *use_tables.grids(summary, is_whole=is_whole)):
-        for table in grid.tables(console.width, key):
-            console.print(table)
-    if unknown := tables.too_few(compared.rows):
-        console.say(unknown)
-    for entry in key.values():
-        if entry.name != entry.arm:
-            console.say(f"{entry.name}: {entry.arm}")
-    for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
-        console.say(with_short_names(line, key))
-    print_elsewhere(manifest, console)
-    if not is_whole:
-        console.say("More metrics: --all-metrics, or the report.")
-
-
-def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
-    """Print what other routers call the compared router modes."""
-    if named := headline.elsewhere(manifest):
-        console.say(f"\n{tables.ELSEWHERE}:")
-    for mode, where in named.items():
-        console.entry(mode, where)
-
-
-def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
-    """Print what was swept, and what was found."""
-    for line in filter(None, headline.heading(manifest)):
-        console.say(line)
-    key, shown = sweep_report.key_of_rows(sweep)
-    colours = [entry.dark if entry else "" for entry in shown]
-    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
-        console.print(table)
-    for grid in sweep.grids:
-        for table in grid.tables(console.width, key):
-            console.print(table)
-    if unknown := tables.too_few(zip(sweep.columns, zip(*sweep.rows, strict=True), strict=False)):
-        console.say(unknown)
-    console.say(sweep.verdict)
-    print_elsewhere(manifest, console)
 
 
 def print_like(out: Path, tool: str, console: Terminal) -> None:

@@ -64,11 +64,28 @@ def read_deployment(path: Path, *, is_measured: bool = False, varied: Collection
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise DeploymentError(f"{path}: the file is larger than {MAX_BYTES:,} bytes")
-        values = yaml.load(text.decode(), _Loader)  # noqa: S506 (a SafeLoader)
     except OSError as error:
         raise DeploymentError(f"{path}: cannot be read ({error.strerror})") from error
+    deployment = parse_deployment(text, str(path), is_measured=is_measured)
+    try:
+        if not any(name.rpartition(".")[2] == "engine_type" for name in varied):
+            _refuse_idle(deployment)
+        check_simulated(deployment)
+    except (ValueError, OSError) as error:  # a model's path may not exist
+        raise DeploymentError(f"{path}: {error}") from error
+    return deployment
+
+
+def parse_deployment(text: bytes, place: str, *, is_measured: bool = False) -> Deployment:
+    """Read a deployment from YAML, without a look at what its engines can do; `is_measured` as for `read_deployment`.
+
+    Raises:
+        DeploymentError: it is not a deployment; the message begins with the place.
+    """
+    if len(text) > MAX_BYTES:
+        raise DeploymentError(f"{place}: the file is larger than {MAX_BYTES:,} bytes")
+    try:
+        values = yaml.load(text.decode(), _Loader)  # noqa: S506 (a SafeLoader)
     except (
         yaml.YAMLError,
         ArithmeticError,
@@ -78,15 +95,11 @@ def read_deployment(path: Path, *, is_measured: bool = False, varied: Collection
         TypeError,
         ValueError,
     ) as error:
-        raise DeploymentError(f"{path}: cannot be read as YAML ({_reason(error)})") from error
+        raise DeploymentError(f"{place}: cannot be read as YAML ({_reason(error)})") from error
     try:
-        deployment = from_plain(values, is_measured=is_measured)
-        if not any(name.rpartition(".")[2] == "engine_type" for name in varied):
-            _refuse_idle(deployment)
-        _check_engines(deployment)
-    except (ValueError, OSError) as error:  # a model's path may not exist
-        raise DeploymentError(f"{path}: {error}") from error
-    return deployment
+        return from_plain(values, is_measured=is_measured)
+    except (ValueError, OSError) as error:
+        raise DeploymentError(f"{place}: {error}") from error
 
 
 def _reason(error: Exception) -> str:
@@ -198,7 +211,7 @@ def _refuse_idle(deployment: Deployment) -> None:
             raise ValueError(f"pools.{pool.name}.{error}") from error
 
 
-def _check_engines(deployment: Deployment) -> None:
+def check_simulated(deployment: Deployment) -> None:
     """Refuse simulated engines whose GPU or model is unknown, or does not fit."""
     for pool in deployment.pools:
         if pool.engine == "mocker":

@@ -10,6 +10,7 @@ from dynabench.deployment import budget
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.axes import OF_ROLES, SENT, change_setting, path_of, read_axis
 from dynabench.experiment.settings import ExperimentConfig
+from foundation.own_code import shown
 from foundation.settings import short_value
 from foundation.text import printable
 from reports.figures.conditions import Condition
@@ -40,7 +41,7 @@ def comparison_of(experiment: ExperimentConfig, settings: Settings) -> ComparedA
     settings = with_limits(settings, experiment.limits)
     axes = _axes(experiment, settings)
     varied = {name for name, values in axes.items() if len(values) > 1}
-    alone = ENDPOINT if settings.url else str(axes["router_mode"][0])
+    alone = ENDPOINT if settings.url else shown(axes["router_mode"][0])
     combinations = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     if split := _split_axis(axes, settings):
         arms, left_out = _splits(combinations, split, varied, settings)
@@ -199,5 +200,8 @@ def layout_name(changes: Mapping[str, Any]) -> str:
 
 def arm_name(changes: dict[str, Any]) -> str:
     """Name an arm by its differences."""
-    parts = (str(value) if name == "router_mode" else f"{name} {short_value(value)}" for name, value in changes.items())
+    parts = (
+        shown(value) if name == "router_mode" else f"{name} {shown(short_value(value))}"
+        for name, value in changes.items()
+    )
     return printable(", ".join(parts))

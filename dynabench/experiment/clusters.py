@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
-from dynabench.experiment.source import WorkloadFiles
+from dynabench.experiment.source import HeldWorkload, WorkloadFiles
 from foundation.errors import UserError
 from foundation.extras import install
 
@@ -162,16 +162,16 @@ class _Sent:
 
     def __init__(self, send: Callable[[Any], Any]) -> None:
         self._send = send
-        self._known: dict[WorkloadFiles, Any] = {}
+        self._known: dict[WorkloadFiles | HeldWorkload, Any] = {}
 
     def instead_of(self, args: tuple[Any, ...]) -> list[Any]:
         """Return arguments in which each workload file is replaced by what was sent.
 
         Ray and Dask replace it where the call begins, but only among the arguments themselves.
         """
-        return [self._of(arg) if isinstance(arg, WorkloadFiles) else arg for arg in args]
+        return [self._of(arg) if isinstance(arg, (WorkloadFiles, HeldWorkload)) else arg for arg in args]
 
-    def _of(self, files: WorkloadFiles) -> Any:
+    def _of(self, files: WorkloadFiles | HeldWorkload) -> Any:
         if files not in self._known:
             self._known[files] = self._send(files.read())
         return self._known[files]

@@ -5,10 +5,10 @@ import platform
 import shlex
 import sys
 from collections.abc import Collection, Sequence
+from contextvars import ContextVar
 from dataclasses import asdict, fields
 from importlib import metadata
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +21,9 @@ from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import engine_error, head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import Given, named
 from dynabench.experiment.step_times import describe_step_times
+from foundation.extras import DISTRIBUTION
 from foundation.text import listed
 from mocker import engine
 from reports import folder
@@ -39,7 +41,7 @@ from workloads.workload import extra_fields
 
 def manifest_of(
     clock: str,
-    files: tuple[Path, ...],
+    given: Given,
     workload: Workload,
     experiment: ExperimentConfig,
     settings: Settings,
@@ -60,7 +62,7 @@ def manifest_of(
         "clock": clock,
         "created": now().isoformat(timespec="seconds"),
         "workload": {
-            "file": " ".join(map(str, files)) or "bundled",
+            "file": named(given),
             "name": workload.name,
             "requests": len(workload),
             "ends": ends(workload),
@@ -79,7 +81,8 @@ def manifest_of(
         "shape": asdict(settings.shape),
         "load": asdict(settings.load),
         "client": settings.client and settings.client.shown,
-        "versions": {name: metadata.version(name) for name in ("dynabench", "numpy", "simpy", "aiohttp", "fastapi")}
+        "versions": {"dynabench": metadata.version(DISTRIBUTION)}
+        | {name: metadata.version(name) for name in ("numpy", "simpy", "aiohttp", "fastapi")}
         | {"python": platform.python_version(), "cores": "compiled" if is_compiled() else "interpreted"},
         "runs": folder.facts_of(runs),
     }
@@ -126,7 +129,9 @@ def is_compiled() -> bool:
 
 
 def _command() -> str:
-    """Return the command line without the passwords and keys in it."""
+    """Return the command line without the passwords and keys in it, or the call in Python."""
+    if (call := CALL.get()) is not None:
+        return call
     words = []
     for before, word in pairwise(sys.argv):
         flag, equals, value = word.partition("=")
@@ -145,6 +150,8 @@ def _command() -> str:
     return shlex.join(["dynabench", *words])
 
 
+CALL: ContextVar[str | None] = ContextVar("call", default=None)
+"""What Python's user called, if that is where an experiment comes from."""
 HEADER = "--header"
 SERVERS = ("--url", "--metrics-url", "--proxy", "--etcd-endpoints", "--nats-server")
 """Flags whose values may hold a password before an @."""

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import structs
 
@@ -19,7 +19,7 @@ from dynabench.experiment.manifest import manifest_of, now
 from dynabench.experiment.oracle import has_changing_fleet, oracles_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import Source, source_of
+from dynabench.experiment.source import Given, Source, source_of
 from dynabench.interrupt import Flag, Interrupt, InterruptError, noted
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
@@ -29,20 +29,35 @@ from reports.figures.conditions import Condition
 from reports.folder import Manifest
 from reports.key import key_of
 from reports.record.records import Record
+from reports.summarize import summary_of
 from reports.summary import Summary
 from workloads import WorkloadError
 
 
+class Measured(NamedTuple):
+    """What came of an experiment."""
+
+    out: Path | None
+    """The results folder, if it was to be written."""
+    manifest: Manifest
+    summary: Summary
+    runs: list[Record]
+
+
 def run_experiment(
     clock: Literal["virtual", "wall"],
-    files: tuple[Path, ...],
+    given: Given,
     experiment: ExperimentConfig,
     settings: Settings,
     *,
     console: Terminal,
     gates: Sequence[Condition] = (),
-) -> tuple[Path, Manifest, Summary]:
-    """Run all arms and write the results folder; return it, the manifest, and the summary.
+    is_kept: bool = True,
+    interrupt: Interrupt | None = None,
+) -> Measured:
+    """Run all arms and, if the results are to be kept, write their folder.
+
+    Another thread that has entered an interrupt may lend it: only the main thread gets signals.
 
     Raises:
         WorkloadError: the workload cannot be used.
@@ -59,8 +74,8 @@ def run_experiment(
     refuse_idle_settings([arm.settings.deployment for arm in arms])
     num_arms = sum(not arm.is_repeated for arm in arms)
     gate.refuse_idle(gates, gate.Basis(num_arms=num_arms, has_limits=bool(experiment.limits)))
-    out = results_folder(experiment, "simulate" if clock == "virtual" else "run")
-    source = source_of(files, experiment)
+    out = results_folder(experiment, "simulate" if clock == "virtual" else "run") if is_kept else None
+    source = source_of(given, experiment)
     if clock == "virtual":
         arms, impossible = _possible(arms, source)
         left_out += impossible
@@ -69,7 +84,10 @@ def run_experiment(
     workload = source(arms[0].settings.shape)
     wanted = runs_of(arms, experiment.repeats, experiment.seed)
     carry_out = _simulate_all if clock == "virtual" else _measure_all
-    with Interrupt() as interrupt, noted():  # what was measured is not lost, wherever a signal comes
+    with (
+        contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt,
+        noted(),
+    ):  # what was measured is not lost, wherever a signal comes
         runs = carry_out(wanted, source, experiment, console, interrupt)
         is_whole = len(runs) == len(wanted)
         runs = [replace(run, is_complete=run.is_complete and is_whole) for run in runs if len(run.requests)]
@@ -82,12 +100,15 @@ def run_experiment(
             if clock == "virtual" and not interrupt.is_asked:
                 runs = _beside_oracles(runs, arms, source, experiment, console, interrupt)
                 bounds = bounds_of(arms, source)
-        manifest = manifest_of(clock, files, workload, experiment, settings, arms, runs)
+        manifest = manifest_of(clock, given, workload, experiment, settings, arms, runs)
         manifest |= {"bound_s": bounds.ttft_s, "best_hit_shares": bounds.hit_shares, "left_out": left_out}
+        if out is None:
+            return Measured(None, manifest, summary_of(manifest, runs), runs)
         if interrupt.is_asked and all(run.is_complete for run in runs):
             raise InterruptError(folder.keep(out, manifest, runs))
         with interrupt.obeyed():
-            return out, manifest, folder.write(out, manifest, runs, with_charts=not interrupt.is_asked)
+            summary = folder.write(out, manifest, runs, with_charts=not interrupt.is_asked)
+            return Measured(out, manifest, summary, runs)
 
 
 def _possible(arms: list[Arm], source: Source) -> tuple[list[Arm], list[str]]:

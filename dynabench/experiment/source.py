@@ -1,17 +1,24 @@
 """The workload of an experiment: read once, and reshaped for each arm that needs another shape."""
 
 import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, cast
+from weakref import WeakValueDictionary
 
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.workload_file import read_workload
 from workloads import Workload
+from workloads.formats import DEFAULT, write
 from workloads.shape import ShapeConfig, shape
 
 Source = Callable[[ShapeConfig], Workload]
 """Returns the workload in a given shape."""
+Given = tuple[Path, ...] | Workload
+"""What a workload is given as: its files (none: the bundled one), or what was read or made already."""
 
 
 @functools.lru_cache(maxsize=4)
@@ -71,6 +78,43 @@ class ReadWorkload:
         return self._shaped[config]
 
 
-def source_of(files: tuple[Path, ...], experiment: ExperimentConfig) -> WorkloadFiles:
+_HELD = WeakValueDictionary[int, "HeldWorkload"]()
+
+
+@dataclass(eq=False)
+class HeldWorkload(ReadWorkload):
+    """A workload that exists in this process. Its forks have it from the start, so only a number travels to them."""
+
+    def __post_init__(self) -> None:
+        """Let forks find it."""
+        _HELD[id(self)] = self
+
+    def __reduce__(self) -> Any:
+        return _held, (id(self),)
+
+    def read(self) -> ReadWorkload:
+        """Return the same source for other hosts."""
+        return ReadWorkload(self.workload, self.seed)
+
+
+def _held(number: int) -> HeldWorkload:
+    return _HELD[number]
+
+
+def source_of(given: Given, experiment: ExperimentConfig) -> WorkloadFiles | HeldWorkload:
     """Return what returns the experiment's workload in a given shape."""
-    return WorkloadFiles(files, experiment.trace_block_size, experiment.seed, experiment.format, experiment.columns)
+    if isinstance(given, Workload):
+        return HeldWorkload(given, experiment.seed)
+    return WorkloadFiles(given, experiment.trace_block_size, experiment.seed, experiment.format, experiment.columns)
+
+
+def named(given: Given) -> str:
+    """Say where a workload is from."""
+    return "in memory" if isinstance(given, Workload) else " ".join(map(str, given)) or "bundled"
+
+
+def digest_of(workload: Workload) -> str:
+    """Return what distinguishes a workload from others with the same name."""
+    digest = hashlib.sha256()
+    write(workload, DEFAULT, cast("IO[bytes]", SimpleNamespace(write=digest.update)))
+    return digest.hexdigest()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dynabench.deployment.description import Deployment
+from foundation.own_code import shown
 from mocker.timing.config import TimingConfig
 from mocker.timing.files import read_calibration
 
@@ -50,6 +51,9 @@ def _source(timing: TimingConfig) -> str:
             )
         case "polynomial":
             return "generic: a polynomial of no particular model or GPU"
+        case "own":
+            assert timing.timing_file is not None
+            return f"those of {Path(shown(timing.timing_file)).name}, a class of your own"
         case "calibrated":
             assert timing.timing_file is not None
             found = read_calibration(timing.timing_file)

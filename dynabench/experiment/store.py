@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,13 @@ import msgspec
 from dynabench.arm import Arm, Settings
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import Given, digest_of
 from foundation.errors import UserError
 from foundation.files import replace_text
 from foundation.identity import Identity, files_named
+from foundation.own_code import shown
 from reports.sweep.points import AnyPoint
+from workloads import Workload
 from workloads.source import files_of
 
 IDENTIFYING = ("seed", "repeats", "trace_block_size", "format", "columns", "router_mode", "vary")
@@ -105,7 +108,7 @@ class PointStore:
 
 def key_of(arm: Arm) -> str:
     """Return what distinguishes the point of an arm from the others of a folder: its changes."""
-    changes = json.dumps({name: str(value) for name, value in arm.changes.items()}, sort_keys=True)
+    changes = json.dumps({name: shown(str(value)) for name, value in arm.changes.items()}, sort_keys=True)
     return hashlib.sha256(changes.encode()).hexdigest()[:16]
 
 
@@ -117,9 +120,7 @@ def _read(file: Path) -> AnyPoint:
     return point
 
 
-def identity_of(
-    files: Sequence[Path], experiment: ExperimentConfig, settings: Settings, more: Mapping[str, Any]
-) -> Identity:
+def identity_of(workload: Given, experiment: ExperimentConfig, settings: Settings, more: Mapping[str, Any]) -> Identity:
     """Identify everything that points depend on: the workload, the settings and files, and our code."""
     given = {f"--{name.replace('_', '-')}": getattr(experiment, name) for name in IDENTIFYING}
     parts = {
@@ -132,4 +133,9 @@ def identity_of(
         **more,
     }
     varied = [part for text in experiment.vary for part in re.split("[=,]", text)]
-    return Identity.of(parts, files=[*files_of(tuple(files)), *files_named(varied)], packages=PACKAGES)
+    files = list(files_named(varied))
+    if isinstance(workload, Workload):
+        parts["workload"] = digest_of(workload)
+    else:
+        files = [*files_of(workload), *files]
+    return Identity.of(parts, files=files, packages=PACKAGES)

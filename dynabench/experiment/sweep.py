@@ -24,7 +24,7 @@ from dynabench.experiment.points import simulate_point
 from dynabench.experiment.refused import check_refusals
 from dynabench.experiment.search import Bracket, Sense
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
-from dynabench.experiment.source import Source, source_of
+from dynabench.experiment.source import Given, Source, source_of
 from dynabench.experiment.store import PointStore, identity_of
 from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.progress import Display
@@ -40,7 +40,7 @@ ALONE = 4
 
 
 def run_sweep(
-    files: tuple[Path, ...],
+    given: Given,
     config: SweepConfig,
     experiment: ExperimentConfig,
     settings: Settings,
@@ -77,12 +77,12 @@ def run_sweep(
     if setting_of(config.find or "").rpartition(".")[2] not in SIZES:
         refuse_idle_settings([arm.settings.deployment for arm in arms])
     searched = {name: getattr(config, name) for name in ("find", "low", "high", "precision", "attainment")}
-    identity = identity_of(files, experiment, settings, searched)
+    identity = identity_of(given, experiment, settings, searched)
     out = experiment.out or Path("results") / f"sweep-{identity.key}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
         console.say(f"left out: {reason}")
-    source = source_of(files, experiment)
+    source = source_of(given, experiment)
     workload = source(arms[0].settings.shape)
     if config.find is not None:
         check_values(limits, workload, arms[0].settings.load)
@@ -98,8 +98,8 @@ def run_sweep(
             if config.find is None
             else found
         )
-        store.check_unchanged(identity_of(files, experiment, settings, searched))
-        manifest = manifest_of("virtual", files, workload, experiment, settings, arms, [])
+        store.check_unchanged(identity_of(given, experiment, settings, searched))
+        manifest = manifest_of("virtual", given, workload, experiment, settings, arms, [])
         manifest |= {"sweep": asdict(config), "identity": identity.key, "left_out": left_out}
         if varied := _varied(arms):
             manifest["title"] = f"{workload.name}: {varied}"

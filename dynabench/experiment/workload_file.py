@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import workloads
 from foundation.files import new_file
 from foundation.settings import SWITCHES
 from workloads import Workload, WorkloadError, formats
 from workloads.blocks import Encode
-
-BUNDLED = Path(workloads.__file__).parent / "bundled" / "chat.jsonl"
 
 
 def read_workload(
@@ -35,7 +32,9 @@ def read_workload(
     for file in files:
         _refuse_other_things(file)
     encode = _encoder(tokenizer)
-    workload = formats.read(files or BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode)
+    workload = formats.read(
+        files or formats.BUNDLED, format=format, columns=columns, block_size=block_size, encode=encode
+    )
     if not len(workload):
         raise WorkloadError(f"{' '.join(map(str, files))}: contains no requests")
     return workload

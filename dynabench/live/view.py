@@ -1,6 +1,5 @@
 """The progress of a live run: an animated view on a terminal, or else a line every few seconds, on stderr."""
 
-import sys
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -13,7 +12,6 @@ from rich.text import Text
 from dynabench.live.timeline import Stats
 from dynabench.progress import LINE_EVERY_S
 from dynabench.terminal import Terminal
-from foundation.text import printable
 
 
 class View(Protocol):
@@ -27,6 +25,7 @@ class Animated:
     """Something that moves on a terminal while it is entered, and is nothing elsewhere."""
 
     def __init__(self, console: Terminal) -> None:
+        self._console = console
         self._live = Live(console=console, transient=True, auto_refresh=False) if console.is_terminal else None
 
     def __enter__(self) -> Self:
@@ -49,7 +48,8 @@ class LiveView(Animated):
         self._colour = colour
         self._total = total
         self._before: Stats | None = None
-        self._line_due_s = LINE_EVERY_S
+        self._every_s = console.line_every_s or LINE_EVERY_S
+        self._line_due_s = self._every_s
         self._rates = (0.0, 0.0)
         super().__init__(console)
 
@@ -57,8 +57,8 @@ class LiveView(Animated):
         """Show the latest progress."""
         if self._live is None:
             if stats.now_s >= self._line_due_s:
-                self._line_due_s = stats.now_s + LINE_EVERY_S
-                print(printable(self._line(stats)), file=sys.stderr, flush=True)
+                self._line_due_s = stats.now_s + self._every_s
+                self._console.report(self._line(stats))
             return
         before = self._before
         if before is not None and stats.now_s - before.now_s > 0.1:

@@ -75,6 +75,7 @@ def _index(by_page: dict[str, list[Command]]) -> Iterator[str]:
     )
     yield item("[The deployment file](deployment-file.md): every key of the YAML file that `--deployment` reads.")
     yield item("[Environment variables](environment.md).")
+    yield item("[The Python API](../python-api.md): functions and results of `import dynabench`.")
     yield item("[Endpoints and fields](requests.md) of the frontend, beside those of other servers.")
     yield item("[Flags of vllm serve](vllm-flags.md), and what `dynabench vllm` does with each.")
     yield "\n## Exit codes\n"

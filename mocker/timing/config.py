@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
+from foundation.own_code import is_own
 from foundation.settings import Count, NotNegative, Positive, check_settings
 from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
@@ -29,7 +30,8 @@ class TimingConfig:
     """Step-time model (default: roofline with --gpu, the file's with --timing-file, else polynomial)."""
 
     timing_file: str | None = None
-    """File of step times measured on a real engine: from `dynabench calibrate`, or a table (.npz, .csv, .parquet)."""
+    """File of step times measured on a real engine: from `dynabench calibrate`, or a table (.npz, .csv, .parquet);
+    or a Python file whose class derives from mocker.timing.own.StepTimes."""
 
     model: str | None = None
     """The model: its Hugging Face id, or a folder or file with a config.json. With --gpu, its step times are predicted.
@@ -120,6 +122,8 @@ class TimingConfig:
         if self.timing is not None:
             return self.timing
         if self.timing_file is not None:
+            if is_own(self.timing_file):
+                return "own"
             return "calibrated" if self.timing_file.endswith(".json") else "table"
         return "polynomial" if self.gpu is None else "roofline"
 

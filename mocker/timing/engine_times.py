@@ -8,6 +8,7 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
 from mocker.timing.model import Faster, TimingModel
+from mocker.timing.own import own_times
 from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
@@ -29,6 +30,9 @@ def timing_model(
             )
         case "roofline":
             model: TimingModel = roofline_of(engine, timing, num_busy_ranks or engine.dp_size)
+        case "own":
+            assert timing.timing_file is not None
+            model = own_times(timing.timing_file)
         case _:
             model = _measured(timing)
     return model if speedup == decode_speedup == 1 else Faster(model, speedup, decode_speedup)

@@ -37,8 +37,12 @@ CHARTS: dict[str, Callable[[Comparison], Chart | None]] = {
 
 def draw(runs: Runs, summary: Summary, folder: Path) -> list[Drawn]:
     """Draw all non-empty charts into a folder as SVG; return what the page shows."""
-    shown = Comparison(
-        {arm: run for arm, run in runs.items() if len(run.requests)} or runs, summary, key_of(list(summary.arms))
-    )
+    shown = compared(runs, summary)
     charts = {name: chart for name, make in CHARTS.items() if (chart := make(shown)) is not None}
     return drawing.draw(charts, folder)
+
+
+def compared(runs: Runs, summary: Summary) -> Comparison:
+    """Return what charts show: the arms that answered any request, if there are such."""
+    answered = {arm: run for arm, run in runs.items() if len(run.requests)} or runs
+    return Comparison(answered, summary, key_of(list(summary.arms)))

@@ -7,7 +7,7 @@ A unit is a CSS pixel if the page is as wide as `WIDE`; the font size is the sam
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -140,6 +140,23 @@ class Text:
                        text=self.text)  # fmt: skip
 
 
+@dataclass
+class Leader:
+    """A thin line between places on a picture."""
+
+    xs: Sequence[float]
+    ys: Sequence[float]
+    colour: str
+    is_dotted: bool
+    arm: int | None
+
+    def svg(self, paint: Paint) -> str:
+        """Write it."""
+        dashes = "0.8 2.4" if self.is_dotted else None
+        look = style(fill="none", stroke=paint(self.colour), stroke_width=0.8, stroke_dasharray=dashes)
+        return element("path", arm=self.arm, d=path(self.xs, self.ys), style=look)
+
+
 class Canvas:
     """A picture on which axes are placed by units from its upper left corner."""
 
@@ -147,7 +164,7 @@ class Canvas:
         self.width, self.height, self.is_wide = WIDE if is_wide else HALF, height, is_wide
         self.all_axes: list[Axes] = []
         self.texts: list[Text] = []
-        self._lines: list[Callable[[Paint], str]] = []
+        self.leaders: list[Leader] = []
 
     def axes(self, left: float, top: float, width: float, height: float, *, heading: str = "") -> Axes:
         """Place a pair of axes, with a heading above it."""
@@ -167,13 +184,7 @@ class Canvas:
         self, xs: Sequence[float], ys: Sequence[float], *, colour: str, is_dotted: bool = False, arm: int | None = None
     ) -> None:
         """Draw a thin line between places on the picture."""
-
-        def svg(paint: Paint) -> str:
-            dashes = "0.8 2.4" if is_dotted else None
-            look = style(fill="none", stroke=paint(colour), stroke_width=0.8, stroke_dasharray=dashes)
-            return element("path", arm=arm, d=path(xs, ys), style=look)
-
-        self._lines.append(svg)
+        self.leaders.append(Leader(xs, ys, colour, is_dotted, arm))
 
     def svg(self, name: str, paint: Paint, *, frame: str = "", title: str = "") -> str:
         """Write the picture, with the size of a frame around it and a title, if there are such."""
@@ -181,7 +192,7 @@ class Canvas:
         return "\n".join([
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="{SIZE}">',
             *(axes.svg(f"{name}-{place}", paint) for place, axes in enumerate(self.all_axes)),
-            *(line(paint) for line in self._lines),
+            *(leader.svg(paint) for leader in self.leaders),
             *(text.svg(paint) for text in self.texts),
             *filter(None, [title]),
             "</svg>\n",

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import CoercionError, Group, Parameter, UnusedCliTokensError
 
+from foundation.extras import DISTRIBUTION
 from foundation.settings import expected, kinds
 from foundation.text import one_line
 from serving.cli.help import HELP_FLAGS, CommandLine
@@ -51,7 +52,7 @@ def version() -> str:
     """Return the installed version."""
     from importlib import metadata  # takes a tenth of the start-up time
 
-    return metadata.version("dynabench")
+    return metadata.version(DISTRIBUTION)
 
 
 def program(name: str, about: str, **options: Any) -> CommandLine:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from foundation.namesake import refuse_namesake
 from serving.cli.all_in_one import run_all_in_one
 from serving.cli.batch import is_answered
 from serving.cli.command_line import Verbosity, flat, program, version
@@ -93,6 +94,7 @@ app = program(NAME, "Serve a model.", usage=USAGE)
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line; bad input ends in one line and exit code 2."""
     with failing_in_one_line(NAME, runs_model=True):
+        refuse_namesake()
         words, engine_arguments = split_arguments(sys.argv[1:] if arguments is None else arguments)
         way_in, way_out, flags = split_ways(words)
         if not words or set(words) & set(HELP_FLAGS) or all(word in ("-v", "-vv") for word in words):

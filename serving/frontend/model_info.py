@@ -7,6 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foundation.extras import DISTRIBUTION
 from serving.frontend.prepared import Detokenized, Tokenized
 from serving.frontend.request import RequestReader
 from serving.frontend.served_model import ServedModel
@@ -24,7 +25,7 @@ class ModelInfo:
 
     async def version(self, request: Request) -> Response:
         """GET /version, as in vLLM."""
-        return json_response({"version": version("dynabench")})
+        return json_response({"version": version(DISTRIBUTION)})
 
     async def tokenize(self, request: Request) -> Response:
         """POST /tokenize, as in vLLM and SGLang."""

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from dynabench.arm import Arm, Settings
-from dynabench.bench import endpoint, run
-from dynabench.bench.climb import Climb, Tried
-from dynabench.bench.run import Asked, run_bench
-from dynabench.bench.sample import unsteady
-from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
-from dynabench.bench.workload import Requests, Talks
+from dynabench.benchmark import endpoint, run
+from dynabench.benchmark.climb import Climb, Tried
+from dynabench.benchmark.run import Asked, run_bench
+from dynabench.benchmark.sample import unsteady
+from dynabench.benchmark.settings import BenchClientConfig, BenchConfig, SentConfig
+from dynabench.benchmark.workload import Requests, Talks
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.measured_loads import read_loads
 from dynabench.live.enough import Enough, width
@@ -232,7 +232,7 @@ def asked(*urls, out, slo=(), client=(), shape=(), **config):
     config = BenchConfig(**{"concurrency": "1,2", "duration_s": 0.1, "precision": 0} | config)
     experiment = ExperimentConfig(out=out, slo=slo)
     return Asked(
-        urls=urls, files=(), config=config, sent=SentConfig(isl=16, osl=4), shape=ShapeConfig(**dict(shape)), experiment=experiment,
+        urls=urls, given=(), config=config, sent=SentConfig(isl=16, osl=4), shape=ShapeConfig(**dict(shape)), experiment=experiment,
         client=BenchClientConfig(**dict(client)),
     )  # fmt: skip
 
@@ -406,7 +406,7 @@ def test_a_benchmark_says_which_words_of_a_file_it_does_not_send(url, tmp_path, 
     file = tmp_path / "chats.jsonl"
     file.write_text(json.dumps({"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}) + "\n")
     _, manifest, _ = run_bench(
-        replace(asked(url, out=tmp_path / "b", concurrency="1"), files=(file,)), console=Terminal()
+        replace(asked(url, out=tmp_path / "b", concurrency="1"), given=(file,)), console=Terminal()
     )
     said = "1 chat of chats.jsonl is sent as token ids of the same length; --prompts chat sends their words"
     assert said in capsys.readouterr().out
@@ -522,7 +522,7 @@ def test_a_load_is_measured_again_with_more_processes_if_the_client_could_not_ke
         record = measure(replace(run, arm=replace(run.arm, settings=alone)), workload, **options)
         return replace(record, notes=("the client used 95% of a core",)) if client.clients == 1 else record
 
-    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    monkeypatch.setattr("dynabench.benchmark.run.measure", measured)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     _, _, found = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
     assert seen == [1, 2, 1, 2]
@@ -597,7 +597,7 @@ def test_loads_that_fail_decide_nothing_and_end_the_climb(url, tmp_path, monkeyp
         record = measure(run, workload, **options)
         return replace(record, notes=("5 of 9 requests failed",)) if run.settings.load.concurrency > 1 else record
 
-    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    monkeypatch.setattr("dynabench.benchmark.run.measure", measured)
     _, _, found = run_bench(asked(url, out=tmp_path / "b", concurrency="1..64"), console=Terminal())
     assert [point.name for point in found.points] == ["concurrency 1", "concurrency 2", "concurrency 4"]
     assert [row[:2] for row in found.rows] == [["1", "yes"], ["2", "no"], ["4", "no"]]
@@ -610,7 +610,7 @@ def test_a_calibration_leaves_out_loads_that_are_not_valid_and_names_them(url, t
         record = measure(run, workload, **options)
         return replace(record, notes=("5 of 9 requests failed",) * (run.settings.load.concurrency > 1))
 
-    monkeypatch.setattr("dynabench.bench.run.measure", measured)
+    monkeypatch.setattr("dynabench.benchmark.run.measure", measured)
     out, _, _ = run_bench(asked(url, out=tmp_path / "b"), console=Terminal())
     assert [load.load.concurrency for load in read_loads((out,))] == [1]
     said = capsys.readouterr().err

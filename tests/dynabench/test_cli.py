@@ -15,13 +15,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from dynabench.experiment.workload_file import BUNDLED
 from foundation.extras import install
 from serving.planner import PLANNERS
 from tests.support.commands import BIN, dynabench, dynamo_run, run
 from tests.support.stacks import running
 from tests.support.waiting import PATIENCE_S, until
-from workloads.formats import FORMATS
+from workloads.formats import BUNDLED, FORMATS
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SMALL = ["--max-requests", "40"]

@@ -8,7 +8,7 @@ from importlib import metadata
 import pytest
 
 from dynabench.doctor import HostCheck, next_steps, open_files, port, results
-from foundation.extras import install
+from foundation.extras import DISTRIBUTION, install
 from serving.worker.registry import ENGINES
 from tests.support.cluster import Cluster
 from tests.support.commands import BIN, dynabench, run
@@ -28,7 +28,7 @@ def test_without_servers_all_is_well_and_the_lines_fit(tmp_path):
     done = dynabench("doctor", cwd=tmp_path, env=ALONE)
     assert (done.returncode, done.stderr) == (0, "")
     assert max(map(len, done.stdout.splitlines())) <= 80
-    assert f"ok       dynabench   {metadata.version('dynabench')} on Python 3." in done.stdout
+    assert f"ok       dynabench   {metadata.version(DISTRIBUTION)} on Python 3." in done.stdout
     assert "dynabench simulate" in done.stdout.partition("Next:")[2]
 
 

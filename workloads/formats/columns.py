@@ -32,11 +32,22 @@ def columns(text: str) -> Format:
     names: dict[str, str] = {}
     for part in text.split(","):
         field, is_named, name = (side.strip() for side in part.partition("="))
-        if field not in FIELDS:
-            raise WorkloadError(f"columns: {field!r} is unknown; {instead_of(field, FIELDS)}")
+        _check_field(field)
         if not is_named or not name or field in names:
             raise WorkloadError(f"columns: expected one {field}=COLUMN, not {part!r}")
         names[field] = name
+    return columns_of(names)
+
+
+def columns_of(given: Mapping[str, str]) -> Format:
+    """Return the format of rows whose columns hold these fields; a time's unit may follow after a colon.
+
+    Raises:
+        WorkloadError: a field that is needed is missing, or the unit is unknown.
+    """
+    names = dict(given)
+    for field in names:
+        _check_field(field)
     if missing := [field for field in NEEDED if field not in names]:
         example = "arrival=ts,input=prompt_tokens,output=completion_tokens"
         raise WorkloadError(f"columns: {', '.join(missing)} is missing; expected something like {example}")
@@ -50,6 +61,11 @@ def columns(text: str) -> Format:
         is_like=lambda *_: False,
         read=functools.partial(_read, names=names, unit=unit if name else None),
     )
+
+
+def _check_field(field: str) -> None:
+    if field not in FIELDS:
+        raise WorkloadError(f"columns: {field!r} is unknown; {instead_of(field, FIELDS)}")
 
 
 def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iterator[Request]:

@@ -1,9 +1,9 @@
 """Every workload format: how files are detected, read and written, and what a format loses."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 from foundation.text import instead_of
 from workloads.blocks import BlockNamer, Encode, chained, estimate_tokens, reblocked
@@ -32,10 +32,11 @@ from workloads.formats import (
     weka,
 )
 from workloads.formats.columns import columns as columns_format
+from workloads.formats.columns import columns_of
 from workloads.formats.format import Format
 from workloads.request import Request, WorkloadError
 from workloads.shape import MS_AS_SECONDS, SECONDS_AS_MS, unit_hint
-from workloads.source import Source, files_of, first_object, header
+from workloads.source import FrameSource, Source, files_of, first_object, header
 from workloads.workload import Workload, extra_fields, in_order
 
 if TYPE_CHECKING:
@@ -69,6 +70,9 @@ FORMATS: dict[str, Format] = {
     )
 }
 """Every format by name, in the order in which they are tried on a file."""
+
+BUNDLED = Path(__file__).parents[1] / "bundled" / "chat.jsonl"
+"""A small workload to try things with."""
 
 DEFAULT = "dynabench"
 """The format that is written by default; it loses nothing."""
@@ -142,22 +146,43 @@ def read(
     Raises:
         WorkloadError: it cannot be read, or is empty.
     """
-    from workloads.columns import RequestColumns
-
     paths = [paths] if isinstance(paths, Path) else paths
     files = files_of(paths)
     for file in files:
         _start(file)
     kind = _format_of(files, format) if columns is None else _of_columns(columns, format)
-    name = kind.name
     if block_size is None:
         block_size = kind.block_size or (kind.block_size_of or native.block_size)(files[0])
     namer = BlockNamer(block_size)
     source = Source(files, namer, encode or estimate_tokens, default_osl)
+    title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
+    return _whole(kind, source, title, is_text_counted=encode is not None)
+
+
+def read_frame(frame: Any, names: Mapping[str, str], *, title: str, block_size: int | None = None) -> Workload:
+    """Read a workload from the rows of a data frame of pandas, polars or Arrow.
+
+    Args:
+        frame: a row per request.
+        names: the columns that hold what is known of a request (`FIELDS`); a time's unit may follow after a colon.
+        title: what the workload is called.
+        block_size: tokens per id of `hash_ids` (none: 512).
+
+    Raises:
+        WorkloadError: it is not a data frame, a column is missing, or has a value that is not understood.
+    """
+    kind = columns_of(names)
+    return _whole(kind, FrameSource(frame, BlockNamer(block_size or kind.block_size or 0)), title)
+
+
+def _whole(kind: Format, source: Source, title: str, *, is_text_counted: bool = False) -> Workload:
+    """Read all requests, put them in order, and note what a reader should know."""
+    from workloads.columns import RequestColumns
+
+    name, files = kind.name, source.files
     requests = (
         RequestColumns.joined(kind.read_columns(source)) if kind.read_columns else RequestColumns.of(kind.read(source))
     )
-    title = paths[0].name if len(paths) == 1 else f"{paths[0].name} + {len(paths) - 1} more"
     if not requests and source.notes:
         raise WorkloadError(f"{title} has no requests ({'; '.join(source.notes)})")
     num_late = int((requests.arrival_s[1:] < requests.arrival_s[:-1]).sum())
@@ -166,7 +191,7 @@ def read(
     if num_late or len(files) > 1 or not kind.is_plain:
         requests = in_order(requests, title)
     notes = [*([] if kind.is_plain else [f"read as {name}"]), *source.notes, *_doubts(requests, kind.time_unit)]
-    if "content" in requests.more and encode is None and name != DEFAULT:
+    if "content" in requests.more and not is_text_counted and name != DEFAULT:
         notes.append("token counts estimated from the text")
     return chained(Workload(title, source.namer.block_size, requests, tuple(notes), source.knows_prefixes))
 

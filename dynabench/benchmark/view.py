@@ -1,6 +1,5 @@
 """The progress of a benchmark: the load that runs, the curve so far, and about how long it will still take."""
 
-import sys
 import time
 
 from rich.console import Group, RenderableType
@@ -9,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dynabench.arm import Arm
-from dynabench.bench.settings import BenchConfig
+from dynabench.benchmark.settings import BenchConfig
 from dynabench.live.timeline import Stats
 from dynabench.live.view import Animated
 from dynabench.terminal import Terminal
-from foundation.text import printable
 from reports.figures.cells import milliseconds, number
 from reports.sweep.curve import throughput, unit
 from reports.sweep.points import Point
@@ -48,7 +46,7 @@ class BenchView(Animated):
         """Note what came of a load."""
         self._points.append(point)
         if self._live is None:
-            print(printable(f"{time.monotonic() - self._started:4.0f} s  {_line(point)}"), file=sys.stderr, flush=True)
+            self._console.report(f"{time.monotonic() - self._started:4.0f} s  {_line(point)}")
 
     def _curve(self) -> list[RenderableType]:
         shown = self._points[-SHOWN:]

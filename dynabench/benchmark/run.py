@@ -14,18 +14,19 @@ import numpy as np
 from msgspec import structs
 
 from dynabench.arm import Arm, Settings, runs_of
-from dynabench.bench.climb import Climb, Tried
-from dynabench.bench.endpoint import PROBES, Endpoint, find
-from dynabench.bench.sample import is_enough, lifetimes_s, samples_lacking, unsteady, with_intervals
-from dynabench.bench.settings import BenchClientConfig, BenchConfig, SentConfig
-from dynabench.bench.view import BenchView
-from dynabench.bench.workload import LoadRequests, Requests
+from dynabench.benchmark.climb import Climb, Tried
+from dynabench.benchmark.endpoint import PROBES, Endpoint, find
+from dynabench.benchmark.sample import is_enough, lifetimes_s, samples_lacking, unsteady, with_intervals
+from dynabench.benchmark.settings import BenchClientConfig, BenchConfig, SentConfig
+from dynabench.benchmark.view import BenchView
+from dynabench.benchmark.workload import LoadRequests, Requests
 from dynabench.deployment.description import Deployment
 from dynabench.experiment.arms import arm_name
 from dynabench.experiment.limits import check_has_tokens
 from dynabench.experiment.manifest import manifest_of, now, unsent
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ATTAINMENT, ExperimentConfig
+from dynabench.experiment.source import Given
 from dynabench.experiment.store import PointStore, identity_of, key_of
 from dynabench.interrupt import Interrupt, InterruptError, noted
 from dynabench.live.enough import LIFETIMES, Enough
@@ -62,7 +63,7 @@ class Asked:
     """Everything that was asked for."""
 
     urls: tuple[str, ...]
-    files: tuple[Path, ...]
+    given: Given
     config: BenchConfig
     sent: SentConfig
     shape: ShapeConfig
@@ -71,11 +72,12 @@ class Asked:
 
 
 def run_bench(
-    asked: Asked, *, console: Terminal, gates: Sequence[Condition] = ()
+    asked: Asked, *, console: Terminal, gates: Sequence[Condition] = (), interrupt: Interrupt | None = None
 ) -> tuple[Path, dict[str, Any], Sweep]:
     """Measure endpoints at each load and write the folder; return it, the manifest and the table.
 
-    A folder that contains the same benchmark, interrupted, is continued.
+    A folder that contains the same benchmark, interrupted, is continued. Another thread that has entered an interrupt may
+    lend it.
 
     Raises:
         UserError: an endpoint does not answer, there was no time for any load, or the folder contains something else.
@@ -92,7 +94,7 @@ def run_bench(
     for client in clients.values():
         check_has_tokens(limits, client)
     gate.refuse_idle(gates, gate.Basis(num_arms=2, has_limits=bool(limits), finds=bool(limits)))
-    requests = Requests(asked.files, asked.sent, experiment, asked.shape)
+    requests = Requests(asked.given, asked.sent, experiment, asked.shape)
     few = requests.of(LoadConfig(concurrency=1, measure_s=float(PROBES)), None, 1.0).workload
     for url, client in clients.items():
         check_history(client, few)
@@ -104,7 +106,7 @@ def run_bench(
             f"{out} has a benchmark that is complete; choose another results folder with --out, or remove it"
         )
     settings = [_settings(one, asked.shape) for one in endpoints]
-    identity = identity_of(asked.files, experiment, settings[0], _identifying(asked))
+    identity = identity_of(asked.given, experiment, settings[0], _identifying(asked))
     store = PointStore(out, identity, KIND)
     lines = [_Line(asked, one, _changes(one, endpoints), requests) for one in endpoints]
     for one in endpoints:
@@ -112,7 +114,7 @@ def run_bench(
     left_out = unsent(requests.given, {one.client.way for one in endpoints}) if requests.given else []
     for note in left_out:
         console.say(note)
-    with Interrupt() as interrupt, noted():
+    with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt, noted():
         work = _Work(asked, store, interrupt, BenchView(console, asked.config), console)
         is_complete = work.carry_out(lines)
         points = _by_load(lines)
@@ -159,7 +161,7 @@ def _settings(one: Endpoint, shape: ShapeConfig) -> Settings:
 def _manifest(
     asked: Asked, endpoints: Sequence[Endpoint], few: Workload, settings: Settings, arms: list[Arm]
 ) -> dict[str, Any]:
-    manifest = manifest_of("wall", asked.files, few, asked.experiment, settings, arms, [])
+    manifest = manifest_of("wall", asked.given, few, asked.experiment, settings, arms, [])
     config, loads = asked.config, asked.config.loads
     sooner = f", or until its means are known to {config.precision:.0%}" * bool(config.precision)
     counted = f"each load counts for {config.duration_s:g} s{sooner}"
@@ -384,7 +386,7 @@ class _Work:
         asked = self._asked
         place = self._store.out / folder.RUNS / _file_name(arm)
         arm = replace(arm, changes=_as_sent(arm))
-        manifest = manifest_of("wall", asked.files, sent.workload, asked.experiment, arm.settings, [arm], runs)
+        manifest = manifest_of("wall", asked.given, sent.workload, asked.experiment, arm.settings, [arm], runs)
         manifest["workload"] |= sent.described(max(int(run.requests.request.max(initial=-1)) for run in runs) + 1)
         manifest |= {"bound_s": None, "best_hit_shares": {}, "left_out": []}
         shutil.rmtree(place, ignore_errors=True)  # of an attempt that was killed before its point was kept

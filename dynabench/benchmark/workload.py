@@ -2,12 +2,11 @@
 
 import math
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from dynabench.bench.settings import SentConfig
+from dynabench.benchmark.settings import SentConfig
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.experiment.source import source_of
+from dynabench.experiment.source import Given, source_of
 from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -67,15 +66,13 @@ class Talks(NamedTuple):
 class Requests:
     """What is sent at every load."""
 
-    def __init__(
-        self, files: tuple[Path, ...], sent: SentConfig, experiment: ExperimentConfig, form: ShapeConfig
-    ) -> None:
+    def __init__(self, given: Given, sent: SentConfig, experiment: ExperimentConfig, form: ShapeConfig) -> None:
         """Read the workload, if there is one.
 
         Raises:
             WorkloadError: it cannot be used.
         """
-        self._source = source_of(files, experiment) if files else None
+        self._source = source_of(given, experiment) if given else None
         self._sent, self._form, self._seed = sent, form, experiment.seed
         self.given = self._source(form) if self._source else None
         """The workload of a file, before a load takes its part."""

@@ -1,0 +1,134 @@
+"""Results as text: what commands print, and what Python shows of a result."""
+
+import io
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from html import escape
+from typing import Any
+
+from dynabench.terminal import Terminal
+from reports.capacity import answer as capacity
+from reports.capacity.answer import PlanAnswer
+from reports.key import key_of, with_short_names
+from reports.summary import Summary
+from reports.sweep import report as sweep_report
+from reports.sweep import table as sweep_table
+from reports.sweep.points import Sweep
+from reports.tables import comparison as tables
+from reports.tables import use as use_tables
+from reports.tables.grid import Grid
+from reports.verdicts import headline
+
+REASONS = 4
+"""The most reasons for impossible layouts that are printed."""
+
+
+def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
+    """Print what was run and what was found, and first of all whether it is valid."""
+    for note in headline.notes(summary):
+        console.say(f"not valid: {note}", style="red")
+    for line in filter(None, headline.heading(manifest)):
+        console.say(line)
+    key = key_of(list(summary.arms))
+    compared = tables.comparison(summary, is_whole=is_whole)
+    for grid in (compared, *use_tables.grids(summary, is_whole=is_whole)):
+        for table in grid.tables(console.width, key):
+            console.print(table)
+    if unknown := tables.too_few(compared.rows):
+        console.say(unknown)
+    for entry in key.values():
+        if entry.name != entry.arm:
+            console.say(f"{entry.name}: {entry.arm}")
+    for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
+        console.say(with_short_names(line, key))
+    print_elsewhere(manifest, console)
+    if not is_whole:
+        console.say("More metrics: --all-metrics, or the report.")
+
+
+def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
+    """Print what other routers call the compared router modes."""
+    if named := headline.elsewhere(manifest):
+        console.say(f"\n{tables.ELSEWHERE}:")
+    for mode, where in named.items():
+        console.entry(mode, where)
+
+
+def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
+    """Print what was swept, and what was found."""
+    for line in filter(None, headline.heading(manifest)):
+        console.say(line)
+    key, shown = sweep_report.key_of_rows(sweep)
+    colours = [entry.dark if entry else "" for entry in shown]
+    for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
+        console.print(table)
+    for grid in sweep.grids:
+        for table in grid.tables(console.width, key):
+            console.print(table)
+    if unknown := tables.too_few(zip(sweep.columns, zip(*sweep.rows, strict=True), strict=False)):
+        console.say(unknown)
+    console.say(sweep.verdict)
+    print_elsewhere(manifest, console)
+
+
+def print_plan(answer: PlanAnswer, console: Terminal) -> None:
+    """Print what a plan found."""
+    for line in (
+        f"{answer.title}: {answer.subtitle}",
+        *headline.understood(answer.head),
+        *headline.qualified(answer.head),
+    ):
+        console.say(line)
+    # Row labels are folded, so there is room for full names.
+    key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
+    for grid in capacity.grids(answer):
+        for table in grid.tables(console.width, key):
+            console.print(table)
+        if grid.note:
+            console.say(grid.note)
+    reasons = list(capacity.impossible(answer))
+    for reason in reasons[:REASONS]:
+        console.say(f"impossible: {reason}")
+    if len(reasons) > REASONS:
+        console.print(f"impossible for {len(reasons) - REASONS} more reasons, in plan.json")
+    console.say(answer.verdict)
+    for note in answer.notes:
+        console.say(note)
+    for sure in answer.sureness:
+        console.say(sure.text)
+    if any(sure.has_interval for sure in answer.sureness):
+        console.say(capacity.COVERED)
+    for line in answer.commands:
+        console.print(line, soft_wrap=True)
+    console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")
+
+
+def text_of(show: Callable[[Terminal], object]) -> str:
+    """Return what something prints, for the width of this terminal."""
+    file = io.StringIO()
+    width = shutil.get_terminal_size((110, 24)).columns
+    show(Terminal(file=file, width=width, force_jupyter=False))  # in a notebook, rich would display it instead
+    return file.getvalue().rstrip()
+
+
+def html_of(title: str, verdict: str, grids: Iterable[Grid], lines: Iterable[str], details: Iterable[str]) -> str:
+    """Return a result for a notebook: the verdict, its tables, what a reader should know, and, folded, what was run."""
+    return "\n".join([
+        f"<p><b>{escape(title)}</b></p>",
+        f"<p>{escape(verdict)}</p>",
+        *map(_html_table, grids),
+        *(f"<p>{escape(line)}</p>" for line in filter(None, lines)),
+        "<details><summary>What was run</summary>",
+        *(f"<p>{escape(line)}</p>" for line in filter(None, details)),
+        "</details>",
+    ])  # fmt: skip
+
+
+def _html_table(grid: Grid) -> str:
+    rows = "".join(
+        f"<tr><th>{escape(label)}</th>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        for label, cells in grid.rows
+    )
+    heads = "".join(f"<th>{escape(column)}</th>" for column in grid.columns)
+    return f"<table><caption>{escape(grid.title)}</caption><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>"
