@@ -5,6 +5,7 @@ Programs that are rehearsed use no files, and KV has no contents, so slow or ful
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -243,10 +244,10 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
             actor.world.jump(fault.amount)
             return lambda: None
         case "restart":
-            stage.stop(fault.target)
+            stage.signal(actor, signal.SIGTERM)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
-    return partial(stage.start_again, actor)
+    return partial(stage.see_end, actor)
 
 
 def _more(network: Network, share: str, amount: float) -> Callable[[], object]:
