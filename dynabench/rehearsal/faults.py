@@ -5,6 +5,7 @@ Programs that are rehearsed use no files, and KV has no contents, so slow or ful
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -250,10 +251,10 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
             actor.world.gain(fault.amount)
             return partial(actor.world.gain, 0.0)
         case "restart":
-            stage.stop(fault.target)
+            stage.signal(actor, signal.SIGTERM)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
-    return partial(stage.start_again, actor)
+    return partial(stage.see_end, actor)
 
 
 def _more(network: Network, share: str, amount: float) -> Callable[[], object]:

@@ -385,7 +385,7 @@ def _contents(value: Any) -> list[Any]:
 
 def of_programs(stage: Stage) -> Iterator[Violation]:
     """Check that no program ended by itself."""
-    for name, error in stage.failures():
+    for name, error in stage.failures.items():
         yield Violation("alive", f"{name} ended: {error!r:.300}")
 
 

@@ -25,6 +25,7 @@ from dynabench.rehearsal.invariants import (
 )
 from dynabench.rehearsal.loop import VirtualLoopError, run
 from dynabench.rehearsal.stage import Stage
+from dynabench.rehearsal.supervisor import Supervisor
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
@@ -85,7 +86,8 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
     stage = Stage(deployment, rehearsal.seed, network)
-    stage.start()
+    supervisor = Supervisor(stage, deployment)
+    supervising = supervisor.begin(rehearsal.seed)
     start_s, happened, answers = loop.time(), list[str](), list[Answer]()
     await asyncio.sleep(UP_S)
     client, met = network.node("client"), _met(deployment, stage, faults)
