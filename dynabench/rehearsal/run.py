@@ -24,6 +24,7 @@ from dynabench.rehearsal.invariants import (
     of_programs,
 )
 from dynabench.rehearsal.loop import VirtualLoopError, run
+from dynabench.rehearsal.of_planner import PlanWatch, of_plan
 from dynabench.rehearsal.stage import Stage
 from dynabench.rehearsal.supervisor import Supervisor
 from serving.runtime.memory.network import Network
@@ -90,8 +91,9 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
     supervising = supervisor.begin(rehearsal.seed)
     start_s, happened, answers = loop.time(), list[str](), list[Answer]()
     await asyncio.sleep(UP_S)
-    client, met = network.node("client"), _met(deployment, stage, faults)
-    watch = Watch(stage, answers, weather)
+    planned = PlanWatch(deployment, stage, supervisor, answers, weather)
+    client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
+    watch = Watch(stage, answers, weather, planned.look)
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")):
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
@@ -106,6 +108,8 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *at_rest(stage),
             *of_programs(stage),
             *of_discovery(stage),
+            *of_plan(deployment, stage, supervisor, loop.time()),
+            *(Violation("alive", f"the supervisor ended: {error!r}") for error in _ended(supervising)),
             *(Violation("alive", said) for said in logged.defects),
         ]
         again = list[Answer]()
@@ -124,7 +128,17 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
     )
 
 
-def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
+def _ended(supervising: asyncio.Task[None]) -> list[BaseException | None]:
+    """Return why the supervisor ended, if it did."""
+    return [supervising.exception()] if supervising.done() else []
+
+
+def _met(
+    deployment: Deployment,
+    stage: Stage,
+    faults: Sequence[Fault],
+    there: Sequence[tuple[float, Sequence[set[str]]]],
+) -> Met:
     """Return what decides which requests may fail, now that requests are sent."""
     pools = [
         {name for name in stage.workers if stage.programs[name].settings[0].role == role}
@@ -132,7 +146,7 @@ def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
     ]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
-    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s)
+    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s, there)
 
 
 def _digest(answers: Sequence[Answer]) -> str:
