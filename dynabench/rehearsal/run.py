@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -60,7 +60,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """Of the requests that were answered."""
     num_failed: int
     happened: list[str]
-    """The faults that happened."""
+    """The faults that happened, and the pools that a planner changed."""
 
 
 def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None) -> Outcome:
@@ -124,8 +124,14 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         sum(bool(answer.error) for answer in answers),
-        happened,
+        [*happened, *_changes(supervisor)],
     )
+
+
+def _changes(supervisor: Supervisor) -> Iterator[str]:
+    """Yield what a planner changed."""
+    for change in supervisor.hands.roster.changes if supervisor.hands else ():
+        yield f"{'grow' if change.after > change.before else 'shrink'} {change.pool}"
 
 
 def _ended(supervising: asyncio.Task[None]) -> list[BaseException | None]:
