@@ -197,7 +197,7 @@ class Watch:
 
     def _look(self, now: float) -> Iterator[Violation]:
         for frontend in self._stage.running(self._stage.frontends):
-            yield from _busy(frontend, self._limits[frontend.program.name])
+            yield from _busy(frontend, self._limits[frontend.program.name] + 2 * _num_asked(self._stage))
             yield from self._placed(frontend)
         is_calm = self._weather.is_calm(CALM_S)
         for worker in self._stage.running(self._stage.workers):
@@ -250,6 +250,11 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
             most = max((len(stream.items) for stream in connection._streams.values()), default=0)
             if most > MOST_QUEUED:
                 yield Violation("memory", f"{name} keeps {most} items of worker {instance_id:x} for one client")
+
+
+def _num_asked(stage: Stage) -> int:
+    """Return how many requests for its metrics a planner may have at a frontend; they are open there like others."""
+    return int(PLANNER in stage.programs)
 
 
 def _flights(frontend: Actor) -> Iterator[Flight]:
@@ -335,7 +340,8 @@ def at_rest(stage: Stage) -> Iterator[Violation]:
     """Check that nothing is left of requests that are over."""
     for frontend in stage.running(stage.frontends):
         name = frontend.program.name
-        if frontend.handlers is not None and (num_open := frontend.handlers.answering.num_open):
+        num_open = 0 if frontend.handlers is None else frontend.handlers.answering.num_open
+        if num_open > _num_asked(stage):
             yield Violation("released", f"{name} has {num_open} requests in progress")
         for routing in _routings(frontend):
             for rank, books in routing.books():
