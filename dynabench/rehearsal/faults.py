@@ -5,7 +5,6 @@ Programs that are rehearsed use no files, and KV has no contents, so slow or ful
 
 import asyncio
 import random
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -264,7 +263,7 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
             actor.world.jump(fault.amount)
             return lambda: None
         case "restart":
-            stage.signal(actor, signal.SIGTERM)
+            stage.restart(actor)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
     return partial(stage.see_end, actor)

@@ -129,7 +129,7 @@ class Met(NamedTuple):
                 over_s = max(over_s, other.at_s + other.lasts_s)
         return over_s
 
-    def _pools(self, answer: Answer) -> Iterator[set[str]]:
+    def _pools_during(self, answer: Answer) -> Iterator[set[str]]:
         """Yield the workers of each pool while a request was in progress."""
         if not self.there:
             yield from self.pools
@@ -150,7 +150,7 @@ class Met(NamedTuple):
         """Return whether a request could not be saved."""
         losses = [fault for fault in self.during(answer, LOSSES) if ASIDE.isdisjoint((fault.target, fault.other))]
         targets = {name for fault in losses for name in (fault.target, fault.other)}
-        pools = list(self._pools(answer))
+        pools = list(self._pools_during(answer))
         workers = set[str]().union(*self.pools, *(pool for _, pools in self.there for pool in pools))
         hurt = {fault.target for fault in losses if not fault.other} - workers
         return (

@@ -68,8 +68,10 @@ class Actor:
     """The exit code that its parent sees, negative if a signal ended it; None before."""
     asked_s: float | None = None
     """When it was first asked to end (s, by the loop's clock)."""
+    is_restarting: bool = False
+    """Whether a fault has asked it to end."""
     is_harmed: bool = False
-    """Whether a fault ended it."""
+    """Whether a fault ended it, or is the reason why it ended at once."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its parent sees its end."""
     models: Models | None = None
@@ -186,6 +188,7 @@ class Stage:
             self.on_end(actor)
             self._kill(actor)
         elif is_asked:
+            actor.is_harmed |= actor.is_restarting  # its parent could not know that it had been asked
             self.on_end(actor)
             asyncio.get_running_loop().call_soon(actor.task.cancel, context=actor.node.context())
         else:
@@ -196,6 +199,12 @@ class Stage:
             self.network.kill(actor.node, is_lost=is_lost)
         if not is_lost:
             _end(actor, KILLED)
+
+    def restart(self, actor: Actor) -> None:
+        """Let a fault ask a program to end, unless its parent has."""
+        if actor.asked_s is None:
+            actor.is_restarting = True
+            self.signal(actor, signal.SIGTERM)
 
     def see_end(self, actor: Actor) -> None:
         """Let the parent of a program see its end; if it still runs, it is killed."""

@@ -1,5 +1,6 @@
 """Planners in rehearsals: they plan on virtual time, their workers come and go, and bugs of theirs are found."""
 
+import asyncio
 import os
 import random
 import signal
@@ -18,12 +19,14 @@ from dynabench.rehearsal.all_seeds import Plan, carry_out, left_out
 from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, draw
 from dynabench.rehearsal.invariants import Met
+from dynabench.rehearsal.loop import run
 from dynabench.rehearsal.questions import generated
 from dynabench.rehearsal.run import Rehearsal, rehearse
-from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, names_of
+from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, Stage, names_of
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.planner import Planner, PlannerConfig
+from serving.runtime.memory.network import Network
 from serving.supervision.group import ProcessGroup
 from tests.support.commands import dynabench
 
@@ -161,6 +164,20 @@ def test_hands_that_kill_without_draining_are_found(tmp_path):
     load = {"requests": 80, "rate": 40.0}
     assert rehearsed(deployment, **load).violations == []
     assert "drained" in found_with(ProcessGroup, "end", end, deployment, **load)
+
+
+@pytest.mark.parametrize("by_fault", [True, False])
+def test_a_worker_is_not_to_blame_if_its_parent_asks_it_to_end_after_a_fault_did(by_fault):
+    async def main():
+        stage = Stage(planned(), 0, Network(random.Random(0)))
+        stage.start("worker-0")
+        await asyncio.sleep(1.0)
+        actor = stage.actors["worker-0"]
+        stage.restart(actor) if by_fault else stage.signal(actor, signal.SIGTERM)
+        stage.signal(actor, signal.SIGTERM)
+        return actor.is_harmed
+
+    assert run(main()) is by_fault
 
 
 def test_hands_that_report_only_once_are_found():
