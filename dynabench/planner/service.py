@@ -158,7 +158,8 @@ class PlannerService:
 
     def _measured(self, pool: SimulatedPool, fleet: ReportedFleet) -> SimulatedPool:
         startup_s = mean_startup_s(fleet.pools[pool.name], default_s=pool.startup_s)
-        return replace(pool, startup_s=startup_s)
+        # Those that take longer are given up. One may still have done so, as it was slow to start again after its death.
+        return replace(pool, startup_s=min(startup_s, self._settings.startup_timeout_s))
 
     async def _counts(self, session: aiohttp.ClientSession) -> Counts:
         """Ask the frontend for its counts."""

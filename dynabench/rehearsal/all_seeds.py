@@ -12,7 +12,6 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
-from dynabench.planner.programs import has_planner
 from dynabench.rehearsal.faults import Level, draw
 from dynabench.rehearsal.invariants import Violation
 from dynabench.rehearsal.questions import generated, taken
@@ -75,10 +74,8 @@ class Plan(NamedTuple):
 def left_out(deployment: Deployment) -> list[str]:
     """Say what a deployment names and a rehearsal does not do."""
     found = []
-    if has_planner(deployment):
-        found.append("the planner is not rehearsed: each pool keeps as many workers as the deployment names")
     if deployment.fleet.events:
-        found.append("the fleet's events are not rehearsed; faults are those of --faults")
+        found.append("fleet.events happen in `dynabench simulate` only; faults are those of --faults")
     if deployment.runtime is not None:
         found.append("the network is one in memory, not what the deployment's runtime names")
     return found

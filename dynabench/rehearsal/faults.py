@@ -5,7 +5,6 @@ Programs that are rehearsed use no files, and KV has no contents, so slow or ful
 
 import asyncio
 import random
-import signal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
@@ -13,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from dynabench.rehearsal.client import Question
-from dynabench.rehearsal.stage import Actor, Stage
+from dynabench.rehearsal.stage import PLANNER, Actor, Stage
 from serving.runtime.memory.network import DISCOVERY, Network
 
 Kind = Literal[
@@ -34,6 +33,8 @@ Kind = Literal[
     "clock-jump",
     "clock-drift",
     "overload",
+    "start-fails",
+    "start-hangs",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
 
@@ -77,6 +78,7 @@ MEDIUM: tuple[Kind, ...] = (
     *LIGHT,
     *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events"),
     *("clock-jump", "clock-drift"),
+    *("start-fails", "start-hangs"),
 )
 HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
@@ -113,6 +115,8 @@ def _drawn(
         case "kill" | "restart":
             if kind == "kill" and rates.kills_others and rng.random() < 0.25:
                 target = rng.choice(others)
+            elif kind == "restart":
+                target = _or_planner(rng, target, rates, others)
             return Fault(kind, at_s, rng.uniform(*START_AGAIN_S), target)
         case "partition" | "half-open":
             ends = [*dict.fromkeys((target, rng.choice(workers), *others, DISCOVERY))]
@@ -136,7 +140,16 @@ def _drawn(
             return Fault(kind, at_s, lasts_s, rng.choice([*workers, *others]), amount=rng.uniform(-0.1, 0.1))
         case "overload":
             return Fault(kind, at_s, 0.0, amount=rng.randint(*BURST))
+        case "start-fails" | "start-hangs":
+            return Fault(kind, at_s, lasts_s)
+        case "pause":
+            target = _or_planner(rng, target, rates, others)
     return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause
+
+
+def _or_planner(rng: random.Random, worker: str, rates: Rates, others: Sequence[str]) -> str:
+    """Return a worker, or at times the planner, where others than workers are hit."""
+    return PLANNER if PLANNER in others and rates.kills_others and rng.random() < 0.25 else worker
 
 
 def bursts(faults: Sequence[Fault], questions: Sequence[Question]) -> list[Question]:
@@ -229,6 +242,12 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             if network.broker is None:
                 return None
             network.broker.wipe()
+        case "start-fails":
+            stage.num_failing += 1
+            return partial(_lower, stage, "num_failing")
+        case "start-hangs":
+            stage.num_hanging += 1
+            return partial(_lower, stage, "num_hanging")
         case "overload":
             pass  # see `bursts`
         case "clock-jump" | "clock-drift" | "kill" | "lose-machine" | "restart" | "pause":
@@ -251,7 +270,7 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
             actor.world.gain(fault.amount)
             return partial(actor.world.gain, 0.0)
         case "restart":
-            stage.signal(actor, signal.SIGTERM)
+            stage.restart(actor)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
     return partial(stage.see_end, actor)
@@ -261,3 +280,7 @@ def _more(network: Network, share: str, amount: float) -> Callable[[], object]:
     """Raise a share of the network's; return what lowers it again."""
     setattr(network, share, getattr(network, share) + amount)
     return lambda: setattr(network, share, max(getattr(network, share) - amount, 0.0))
+
+
+def _lower(stage: Stage, count: str) -> None:
+    setattr(stage, count, getattr(stage, count) - 1)

@@ -5,13 +5,14 @@ at its end       `of_answers` and the functions after it, once faults are over a
 """
 
 import asyncio
+import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, Kind, Weather
-from dynabench.rehearsal.stage import Actor, Stage
+from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, Actor, Stage
 from foundation.ordered_set import OrderedSet
 from serving.engines.mock.live import live_of
 from serving.life.flight import Flight
@@ -38,6 +39,11 @@ INVARIANTS = {
     "reached": "when faults are over, discovery knows every worker that runs, and every frontend can route to it",
     "known": "when events have settled, each router knows the blocks that its engines have, and no others",
     "alive": "no program ends by an error, and none logs one that is a defect of its own",
+    "planned": "no pool has fewer or more workers than its planner may give it, all fit the GPU budget, and no decision "
+    "changes a pool by more than the largest step",
+    "drained": "a worker that is asked to end does so when its requests are over, or after its drain time",
+    "settled": "while no requests come and nothing is wrong, no pool both grows and shrinks",
+    "followed": "when faults are over, a planner plans; it knows the workers, and each pool has as many as it ordered, all ready",
     "serves-again": "when all faults are over, every frontend answers a request",
 }
 """The sentence of each, by name."""
@@ -54,6 +60,14 @@ ORPHAN_S = 0.05
 """How long an engine may work at a request that is over for its client, while nothing is wrong (s)."""
 CALM_S = 15.0
 """After what time without faults nothing is wrong (s)."""
+RESTART_S = 7.0
+"""How long a program that ended is away: its supervisor waits, and it takes a while to start (s)."""
+NOBODY_S = 30.0
+"""How long a request waits for a worker while there is none (s)."""
+ASIDE = frozenset({PLANNER, SUPERVISOR})
+"""Programs through which no request passes."""
+FULL = "all workers are full"
+"""What the error says if requests are refused because of the workers' queues."""
 MOST_KEPT = 24
 """Most entries of a container that is not a cache, when all requests are over."""
 MOST_QUEUED = 4000
@@ -63,6 +77,10 @@ LOSSES: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart", "pause",
 """Faults by which a request may lose its worker."""
 SILENT: frozenset[Kind] = frozenset({"lose-machine", "partition", "half-open", "pause"})
 """Faults after which nobody hangs up."""
+ENDS: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart"})
+"""Faults after which a program is started again."""
+NO_STARTS: frozenset[Kind] = frozenset({"start-fails", "start-hangs", "discovery-away"})
+"""Faults by which a worker does not start again."""
 STALLS: frozenset[Kind] = LOSSES | {"discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay"}
 """Faults that may delay a request."""
 
@@ -91,6 +109,8 @@ class Met(NamedTuple):
     """How often a request may lose its worker."""
     read_s: float = 0.0
     """How long a read of KV waits for a machine that is silent (s); 0: none is read."""
+    there: Sequence[tuple[float, Sequence[set[str]]]] = ()
+    """The pools that took the place of `pools`, and when (s, by the loop's clock)."""
 
     def during(self, answer: Answer, kinds: frozenset[Kind]) -> list[Fault]:
         """Return the faults that may have affected a request."""
@@ -98,24 +118,44 @@ class Met(NamedTuple):
         return [
             fault
             for fault in self.faults
-            if fault.kind in kinds and fault.at_s <= last_s and first_s <= fault.at_s + fault.lasts_s + TAIL_S
+            if fault.kind in kinds and fault.at_s <= last_s and first_s <= self._over_s(fault) + TAIL_S
         ]
+
+    def _over_s(self, fault: Fault) -> float:
+        """Return when a fault is over, or its program can start again (s after the first request)."""
+        over_s = fault.at_s + fault.lasts_s
+        for other in self.faults if fault.kind in ENDS else ():  # in order of time
+            if other.kind in NO_STARTS and other.at_s <= over_s + RESTART_S:
+                over_s = max(over_s, other.at_s + other.lasts_s)
+        return over_s
+
+    def _pools_during(self, answer: Answer) -> Iterator[set[str]]:
+        """Yield the workers of each pool while a request was in progress."""
+        if not self.there:
+            yield from self.pools
+        for place, (since_s, pools) in enumerate(self.there):
+            until_s = self.there[place + 1][0] if place + 1 < len(self.there) else math.inf
+            if since_s <= answer.ended_s and answer.asked_s <= until_s:
+                yield from pools
 
     def bound_s(self, answer: Answer) -> float:
         """Return how long a request may take (s)."""
         stalls = self.during(answer, STALLS)
         read_s = self.read_s if any(fault.kind in SILENT for fault in stalls) else 0.0
-        return OWN_S + read_s + sum(min(fault.lasts_s, PATIENCE_S) + 1.0 for fault in stalls)
+        nobody_s = NOBODY_S if any(self._over_s(fault) > fault.at_s + fault.lasts_s for fault in stalls) else 0.0
+        waits = (fault.lasts_s + RESTART_S * (fault.kind in ENDS) for fault in stalls)
+        return OWN_S + read_s + nobody_s + sum(min(wait, PATIENCE_S) + 1.0 for wait in waits)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""
-        losses = self.during(answer, LOSSES)
+        losses = [fault for fault in self.during(answer, LOSSES) if ASIDE.isdisjoint((fault.target, fault.other))]
         targets = {name for fault in losses for name in (fault.target, fault.other)}
-        workers = set[str]().union(*self.pools)
+        pools = list(self._pools_during(answer))
+        workers = set[str]().union(*self.pools, *(pool for _, pools in self.there for pool in pools))
         hurt = {fault.target for fault in losses if not fault.other} - workers
         return (
             len(losses) > self.num_migrations
-            or any(pool <= targets for pool in self.pools)
+            or any(pool <= targets for pool in pools)
             or answer.frontend in hurt
             or bool(hurt - set(self.frontends))
             or bool(self.during(answer, frozenset({"broker-away", "broker-wiped"})))
@@ -128,8 +168,11 @@ class Met(NamedTuple):
 class Watch:
     """Looks at every program while it runs; keeps the first violation of each invariant."""
 
-    def __init__(self, stage: Stage, answers: Sequence[Answer], weather: Weather) -> None:
-        """Watch a stage; `answers` grows as requests are sent."""
+    def __init__(
+        self, stage: Stage, answers: Sequence[Answer], weather: Weather, also: Callable[[float], Iterator[Violation]]
+    ) -> None:
+        """Watch a stage; `answers` grows as requests are sent, and `also` looks at more each time."""
+        self._also = also
         self._stage = stage
         self._answers = answers
         self._weather = weather
@@ -148,17 +191,17 @@ class Watch:
         """Look until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
-            for invariant, what in self._look(now):
+            for invariant, what in (*self._look(now), *self._also(now)):
                 self._found.setdefault(invariant, Violation(invariant, f"{what}, at {now:.3f} s"))
             await asyncio.sleep(LOOK_S)
 
     def _look(self, now: float) -> Iterator[Violation]:
         for frontend in self._stage.running(self._stage.frontends):
-            yield from _busy(frontend, self._limits[frontend.program.name])
+            yield from _busy(frontend, self._limits[frontend.program.name] + 2 * _num_asked(self._stage))
             yield from self._placed(frontend)
         is_calm = self._weather.is_calm(CALM_S)
         for worker in self._stage.running(self._stage.workers):
-            name, working = worker.program.name, Counter(_requests(worker))
+            name, working = worker.program.name, Counter(requests_at(worker))
             for id, count in working.items():
                 if count > 1:
                     yield Violation("once", f"{name} works {count} times at {id}")
@@ -209,13 +252,18 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
                 yield Violation("memory", f"{name} keeps {most} items of worker {instance_id:x} for one client")
 
 
+def _num_asked(stage: Stage) -> int:
+    """Return how many requests for its metrics a planner may have at a frontend; they are open there like others."""
+    return int(PLANNER in stage.programs)
+
+
 def _flights(frontend: Actor) -> Iterator[Flight]:
     """Yield the requests that a frontend answers."""
     for response in () if frontend.handlers is None else frontend.handlers.answering._responses:
         yield from (choice.attempts.flight for choice in response._accepted.choices)
 
 
-def _requests(worker: Actor) -> Iterator[str]:
+def requests_at(worker: Actor) -> Iterator[str]:
     """Yield the requests at which a worker's engine works."""
     for rank in () if worker.engine is None else worker.engine.ranks:
         yield from (live_of(sequence).request_id for sequence in rank.engine.sequences())
@@ -281,7 +329,7 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
                 and one.ended_s >= answer.asked_s - OWN_S * bool(met.faults)
                 for one in answers
             )
-            if num_open <= limits[answer.frontend]:
+            if num_open <= (1 if FULL in answer.error else limits[answer.frontend]):
                 yield Violation("shed", f"{asked.id} was refused although at most {num_open} requests were in progress")
         elif not met.excuses(answer):
             losses = "; ".join(map(str, met.during(answer, LOSSES))) or "no fault"
@@ -295,7 +343,8 @@ def at_rest(stage: Stage) -> Iterator[Violation]:
     """Check that nothing is left of requests that are over."""
     for actor in stage.running([*stage.frontends, *stage.routers]):
         name = actor.program.name
-        if actor.handlers is not None and (num_open := actor.handlers.answering.num_open):
+        num_open = 0 if actor.handlers is None else actor.handlers.answering.num_open
+        if num_open > _num_asked(stage):
             yield Violation("released", f"{name} has {num_open} requests in progress")
         for routing in _routings(actor):
             for rank, books in routing.books():

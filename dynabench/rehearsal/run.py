@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -24,6 +24,7 @@ from dynabench.rehearsal.invariants import (
     of_programs,
 )
 from dynabench.rehearsal.loop import VirtualLoopError, run
+from dynabench.rehearsal.of_planner import PlanWatch, of_plan
 from dynabench.rehearsal.stage import Stage
 from dynabench.rehearsal.supervisor import Supervisor
 from serving.runtime.memory.network import Network
@@ -59,7 +60,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """Of the requests that were answered."""
     num_failed: int
     happened: list[str]
-    """The faults that happened."""
+    """The faults that happened, and the pools that a planner changed."""
 
 
 def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None) -> Outcome:
@@ -90,8 +91,9 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
     supervising = supervisor.begin(rehearsal.seed)
     start_s, happened, answers = loop.time(), list[str](), list[Answer]()
     await asyncio.sleep(UP_S)
-    client, met = network.node("client"), _met(deployment, stage, faults)
-    watch = Watch(stage, answers, weather)
+    planned = PlanWatch(deployment, stage, supervisor, answers, weather)
+    client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
+    watch = Watch(stage, answers, weather, planned.look)
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")):
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
@@ -106,6 +108,8 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *at_rest(stage),
             *of_programs(stage),
             *of_discovery(stage),
+            *of_plan(deployment, stage, supervisor, loop.time()),
+            *(Violation("alive", f"the supervisor ended: {error!r}") for error in _ended(supervising)),
             *(Violation("alive", said) for said in logged.defects),
         ]
         again = list[Answer]()
@@ -120,11 +124,27 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         sum(bool(answer.error) for answer in answers),
-        happened,
+        [*happened, *_changes(supervisor)],
     )
 
 
-def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
+def _changes(supervisor: Supervisor) -> Iterator[str]:
+    """Yield what a planner changed."""
+    for change in supervisor.hands.roster.changes if supervisor.hands else ():
+        yield f"{'grow' if change.after > change.before else 'shrink'} {change.pool}"
+
+
+def _ended(supervising: asyncio.Task[None]) -> list[BaseException | None]:
+    """Return why the supervisor ended, if it did."""
+    return [supervising.exception()] if supervising.done() else []
+
+
+def _met(
+    deployment: Deployment,
+    stage: Stage,
+    faults: Sequence[Fault],
+    there: Sequence[tuple[float, Sequence[set[str]]]],
+) -> Met:
     """Return what decides which requests may fail, now that requests are sent."""
     pools = [
         {name for name in stage.workers if stage.programs[name].settings[0].role == role}
@@ -132,7 +152,7 @@ def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
     ]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
-    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s)
+    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s, there)
 
 
 def _digest(answers: Sequence[Answer]) -> str:

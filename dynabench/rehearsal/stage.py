@@ -45,6 +45,10 @@ PORT = 8000
 NAMESPACE = "rehearsal"
 PLANNER = "planner"
 """The name of the planner."""
+SUPERVISOR = "supervisor"
+"""The name of who starts the programs."""
+MORE = 3
+"""How many of the workers that a planner adds to a pool may be hit by faults."""
 KILLED = -signal.SIGKILL
 HANGS_S = 0.1
 """How often a worker whose start hangs looks whether it may go on (s)."""
@@ -62,6 +66,12 @@ class Actor:
     task: asyncio.Task[None] = field(init=False)
     code: int | None = None
     """The exit code that its parent sees, negative if a signal ended it; None before."""
+    asked_s: float | None = None
+    """When it was first asked to end (s, by the loop's clock)."""
+    is_restarting: bool = False
+    """Whether a fault has asked it to end."""
+    is_harmed: bool = False
+    """Whether a fault ended it, or is the reason why it ended at once."""
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once its parent sees its end."""
     models: Models | None = None
@@ -77,13 +87,17 @@ class Actor:
 
 
 def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
-    """Return the names of a deployment's workers, and of its other programs.
+    """Return the names of a deployment's workers, those that a planner may add included, and of its other programs.
 
     Raises:
         UserError: one of them cannot run in virtual time.
     """
     stage = Stage(deployment, 0, Network(random.Random(0)))
-    return stage.workers, [name for name in stage.programs if name not in stage.workers]
+    workers, others = stage.workers, [name for name in stage.programs if name not in stage.workers]
+    if not has_planner(deployment):
+        return workers, others
+    more = [f"{pool.name}-{pool.replicas + number}" for pool in deployment.pools for number in range(MORE)]
+    return [*workers, *more], [*others, SUPERVISOR]
 
 
 class Stage:
@@ -109,6 +123,8 @@ class Stage:
         """The last of each program."""
         self.failures: dict[str, BaseException] = {}
         """The programs that ended by an error of their own."""
+        self.on_end: Callable[[Actor], object] = lambda _: None
+        """Is called when a program's code has ended, and before its parent ends it at once."""
         self.num_failing = 0
         """Faults in force by which workers fail as they start."""
         self.num_hanging = 0
@@ -158,28 +174,45 @@ class Stage:
         return actor
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
-        """End a program as the kernel does, or with its whole machine; then its parent does not see it yet."""
+        """Let a fault end a program, as the kernel does, or with its whole machine; then its parent sees it later."""
         actor = self.actors[name]
+        actor.is_harmed = True
+        self._kill(actor, is_lost=is_lost)
+
+    def signal(self, actor: Actor, number: int) -> None:
+        """Send a signal to a program: SIGTERM asks it to end, SIGINT after that ends it at once."""
+        if actor.code is not None or actor.node.is_dead:
+            return
+        is_asked = actor.asked_s is not None
+        if not is_asked:
+            actor.asked_s = asyncio.get_running_loop().time()
+        if number == signal.SIGKILL:
+            self.on_end(actor)
+            self._kill(actor)
+        elif is_asked:
+            actor.is_harmed |= actor.is_restarting  # its parent could not know that it had been asked
+            self.on_end(actor)
+            asyncio.get_running_loop().call_soon(actor.task.cancel, context=actor.node.context())
+        else:
+            actor.node.context().run(actor.stopping.set)
+
+    def _kill(self, actor: Actor, *, is_lost: bool = False) -> None:
         if not actor.node.is_dead:
             self.network.kill(actor.node, is_lost=is_lost)
         if not is_lost:
             _end(actor, KILLED)
 
-    def signal(self, actor: Actor, number: int) -> None:
-        """Send a signal to a program: SIGTERM asks it to end, SIGINT ends it at once."""
-        if actor.code is not None or actor.node.is_dead:
-            return
-        if number == signal.SIGKILL:
-            self.kill(actor.program.name)
-        elif number == signal.SIGINT and actor.stopping.is_set():
-            asyncio.get_running_loop().call_soon(actor.task.cancel, context=actor.node.context())
-        else:
-            actor.node.context().run(actor.stopping.set)
+    def restart(self, actor: Actor) -> None:
+        """Let a fault ask a program to end, unless its parent has."""
+        if actor.asked_s is None:
+            actor.is_restarting = True
+            self.signal(actor, signal.SIGTERM)
 
     def see_end(self, actor: Actor) -> None:
         """Let the parent of a program see its end; if it still runs, it is killed."""
         if actor.code is None:
-            self.kill(actor.program.name)
+            actor.is_harmed = True
+            self._kill(actor)
 
     async def _process(self, actor: Actor, takes_s: float) -> None:
         """Run a program's process; one that is asked to end before its own code runs does so at once."""
@@ -197,6 +230,7 @@ class Stage:
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RuntimeUnavailableError):  # what it needs was away
             self.failures[actor.program.name] = error
+        self.on_end(actor)
         if not actor.node.is_dead:
             self.network.kill(actor.node)
         _end(actor, 1 if task.cancelled() or error is not None else 0)

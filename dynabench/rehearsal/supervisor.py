@@ -9,6 +9,7 @@ Only the processes are simulated: each takes a while to start, and signals and e
 import asyncio
 import contextlib
 import math
+import signal
 from collections.abc import Callable, Iterator
 from contextvars import copy_context
 from typing import NamedTuple
@@ -16,12 +17,10 @@ from typing import NamedTuple
 from dynabench.deployment.description import Deployment
 from dynabench.planner.hands import Hands
 from dynabench.planner.programs import hands_of, has_planner
-from dynabench.rehearsal.stage import MEMORY, NAMESPACE, Actor, Stage
+from dynabench.rehearsal.stage import MEMORY, NAMESPACE, SUPERVISOR, Actor, Stage
 from serving.runtime.world import SeededWorld, within, world
 from serving.supervision.group import Event, ProcessGroup, ProcessReady, Program
 
-SUPERVISOR = "supervisor"
-"""The name of its node."""
 START_S = (0.5, 2.0)
 """How long a process takes to start (s)."""
 
@@ -73,13 +72,13 @@ class SimulatedProcess:
         assert self.actor.code is not None
         return self.actor.code
 
-    def send_signal(self, signal: int) -> None:
+    def send_signal(self, number: int) -> None:
         """See `Process`."""
-        self._stage.signal(self.actor, signal)
+        self._stage.signal(self.actor, number)
 
     def kill(self) -> None:
         """See `Process`."""
-        self._stage.kill(self.actor.program.name)
+        self._stage.signal(self.actor, signal.SIGKILL)
 
     def listen(self, on_ready: Callable[[str], None]) -> None:
         """See `Started`."""

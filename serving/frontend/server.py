@@ -82,8 +82,8 @@ async def run_frontends(
     listener = listen(config.http_host, config.http_port)
     if config.http_workers == 1 or LISTEN_FD in os.environ:
         async with await DistributedRuntime.connect(runtime_config, stopping=stopping) as runtime:
-            models, group = Models(runtime, config, router, disaggregation), os.environ.get(GROUP, "")
-            await serve_frontend(runtime, config, models, listener, group=group)
+            models, name = Models(runtime, config, router, disaggregation), os.environ.get(GROUP, "")
+            await serve_frontend(runtime, config, models, listener, group=name)
         return
     with listener:
         async with ProcessGroup(restart=True) as group:

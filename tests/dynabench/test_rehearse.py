@@ -1,7 +1,6 @@
 """`dynabench rehearse`: what is rehearsed, what is said, and what is left of a failure."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -98,20 +97,6 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
         read(tmp_path / "x.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read(tmp_path / "y.json")
-
-
-def test_a_planner_that_is_left_out_is_said(tmp_path):
-    done = dynabench(
-        "rehearse",
-        Path(__file__).parents[2] / "examples/planner.yaml",
-        "--seeds",
-        "1",
-        "--requests",
-        "5",
-        "--out",
-        tmp_path / "o",
-    )
-    assert (done.returncode, "the planner is not rehearsed" in done.stdout) == (0, True), done.stderr
 
 
 def test_the_command_says_what_happened(tmp_path):
