@@ -12,7 +12,9 @@ def framed(data):
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"\xc1", b"\x90", END[4:-1], END[4:].replace(b"why", b"wh\xff")], ids=["no", "what", "[]", "cut", "text"]
+    "data",
+    [b"", b"\xc1", b"\x90", END[4:-1], END[4:].replace(b"why", b"wh\xff")],
+    ids=["no", "what", "[]", "cut", "text"],
 )
 def test_bytes_that_are_no_frame_are_refused(data):
     with pytest.raises(FrameError):
