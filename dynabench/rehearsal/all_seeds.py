@@ -12,7 +12,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.faults import Level, draw
+from dynabench.rehearsal.faults import Level, draw, idle_kinds
 from dynabench.rehearsal.invariants import Violation
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
@@ -66,9 +66,8 @@ class Plan(NamedTuple):
             else taken(self.workload, seed, self.num_requests, model)
         )
         workers, others = names_of(self.deployment)
-        return Rehearsal(
-            seed, asked, draw(random.Random(f"faults {seed}"), self.level, workers, others, asked[-1].at_s)
-        )
+        rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
+        return Rehearsal(seed, asked, draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle))
 
 
 def left_out(deployment: Deployment) -> list[str]:

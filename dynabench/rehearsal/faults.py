@@ -1,18 +1,20 @@
 """Faults: what happens to a deployment while it is rehearsed, drawn from a seed.
 
-Programs that are rehearsed use no files, and KV has no contents, so slow or full disks and flipped bits do not happen.
+A deployment without disks, or whose KV stays in its workers, draws none of their faults (`idle_kinds`).
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal
 
 import msgspec
 
+from dynabench.deployment.description import Deployment
 from dynabench.rehearsal.client import Question
 from dynabench.rehearsal.stage import PLANNER, Actor, Stage
+from serving.engines.mock.engine import Mocker
 from serving.runtime.memory.network import DISCOVERY, Network
 
 Kind = Literal[
@@ -35,6 +37,9 @@ Kind = Literal[
     "overload",
     "start-fails",
     "start-hangs",
+    "bit-flip",
+    "slow-disk",
+    "full-disk",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
 
@@ -79,6 +84,7 @@ MEDIUM: tuple[Kind, ...] = (
     *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events"),
     *("clock-jump", "clock-drift"),
     *("start-fails", "start-hangs"),
+    *("bit-flip", "slow-disk", "full-disk"),
 )
 HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
@@ -91,18 +97,36 @@ START_AGAIN_S = (0.5, 3.0)
 """After what time a program that ended is started again (s)."""
 BURST = (20, 200)
 """How many requests come at once."""
+SLOW_S = (0.01, 0.5)
+"""How much longer each use of a slow disk takes (s)."""
+
+
+def idle_kinds(deployment: Deployment) -> frozenset[Kind]:
+    """Return the faults that change nothing for a deployment."""
+    found = set[Kind]()
+    if not (deployment.is_disaggregated or deployment.kv_store.kv_store_size):
+        found.add("bit-flip")
+    if not any(getattr(pool.mocker, "kv_disk_size", 0.0) for pool in deployment.pools):
+        found |= {"slow-disk", "full-disk"}
+    return frozenset(found)
 
 
 def draw(
-    rng: random.Random, level: Level, workers: Sequence[str], others: Sequence[str], duration_s: float
+    rng: random.Random,
+    level: Level,
+    workers: Sequence[str],
+    others: Sequence[str],
+    duration_s: float,
+    *,
+    idle: Collection[Kind] = (),
 ) -> list[Fault]:
-    """Draw what happens within a time (s)."""
+    """Draw what happens within a time (s), except for kinds that would change nothing."""
     rates = LEVELS[level]
+    kinds = [kind for kind in rates.kinds if kind not in idle]
     if not rates.most:
         return []
     faults = [
-        _drawn(rng, rng.choice(rates.kinds), rates, workers, others, duration_s)
-        for _ in range(rng.randint(1, rates.most))
+        _drawn(rng, rng.choice(kinds), rates, workers, others, duration_s) for _ in range(rng.randint(1, rates.most))
     ]
     return sorted(faults, key=lambda fault: fault.at_s)
 
@@ -128,6 +152,10 @@ def _drawn(
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.01, 0.5))
         case "lose-events" | "repeat-events":
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.01, 0.3))
+        case "bit-flip":
+            return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.001, 0.1))
+        case "slow-disk":
+            return Fault(kind, at_s, lasts_s, target, amount=rng.uniform(*SLOW_S))
         case "discovery-away" | "broker-away":
             return Fault(kind, at_s, lasts_s)
         case "discovery-wiped" | "broker-wiped":
@@ -144,7 +172,7 @@ def _drawn(
             return Fault(kind, at_s, lasts_s)
         case "pause":
             target = _or_planner(rng, target, rates, others)
-    return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause
+    return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause, full-disk
 
 
 def _or_planner(rng: random.Random, worker: str, rates: Rates, others: Sequence[str]) -> str:
@@ -228,6 +256,8 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             return lambda: weather.delays.remove(fault.amount)
         case "lose-events":
             return _more(network, "event_loss", fault.amount)
+        case "bit-flip":
+            return _more(network, "bit_flips", fault.amount)
         case "repeat-events":
             return _more(network, "event_repeats", fault.amount) if network.broker else None
         case "discovery-away" | "broker-away":
@@ -250,14 +280,14 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             return partial(_lower, stage, "num_hanging")
         case "overload":
             pass  # see `bursts`
-        case "clock-jump" | "clock-drift" | "kill" | "lose-machine" | "restart" | "pause":
+        case "clock-jump" | "clock-drift" | "kill" | "lose-machine" | "restart" | "pause" | "slow-disk" | "full-disk":
             actor = next(stage.running([name]), None)
             return None if actor is None else _harm(fault, actor, stage)
     return lambda: None
 
 
-def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
-    """Let something happen to a program that runs; return what ends it."""
+def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object] | None:
+    """Let something happen to a program that runs; return what ends it, or None if it cannot happen now."""
     network, node = stage.network, actor.node
     match fault.kind:
         case "pause":
@@ -269,11 +299,24 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
         case "clock-drift":
             actor.world.gain(fault.amount)
             return partial(actor.world.gain, 0.0)
+        case "slow-disk" | "full-disk":
+            return _harm_disks(fault, actor.engine)
         case "restart":
             stage.restart(actor)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
     return partial(stage.see_end, actor)
+
+
+def _harm_disks(fault: Fault, engine: Mocker | None) -> Callable[[], object] | None:
+    """Make the disks of a worker slow or full, as long as this process uses them; return what ends it."""
+    if engine is None:
+        return None
+    if fault.kind == "full-disk":
+        engine.fill_disks(True)
+        return partial(engine.fill_disks, False)
+    engine.slow_disks(fault.amount)
+    return partial(engine.slow_disks, 0.0)
 
 
 def _more(network: Network, share: str, amount: float) -> Callable[[], object]:

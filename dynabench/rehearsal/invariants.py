@@ -24,6 +24,7 @@ from serving.runtime.address import INSTANCES, Instance
 INVARIANTS = {
     "ends-once": "a request ends exactly once: with its last token, with an error, or as its client leaves",
     "right-text": "an answer has the text that it has without faults; one that breaks off has the beginning of it",
+    "unspoiled": "no KV is used whose bytes are not those that were written",
     "counted": "an answer has as many tokens as were asked for, and the usage states these and those of the prompt",
     "bounded": "a request ends within its time: 4 s, and the patience of each fault that meets it (a read of KV: its timeout)",
     "no-loss": "a request fails only if more faults meet it than it may migrate, all workers of a pool are affected at once, "
@@ -72,16 +73,20 @@ MOST_KEPT = 24
 """Most entries of a container that is not a cache, when all requests are over."""
 MOST_QUEUED = 4000
 """Most items that a frontend keeps for a client that reads slowly: readers pause their workers at a thousand."""
+FULL = "all workers are full"
+"""What a frontend says that has room itself, but no worker with room: it may, where faults took workers or brought requests."""
 
 LOSSES: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart", "pause", "partition", "half-open", "reset"})
 """Faults by which a request may lose its worker."""
-SILENT: frozenset[Kind] = frozenset({"lose-machine", "partition", "half-open", "pause"})
-"""Faults after which nobody hangs up."""
+SILENT: frozenset[Kind] = frozenset({"lose-machine", "partition", "half-open", "pause", "bit-flip"})
+"""Faults after which nobody hangs up, or a length is wrong and the rest never comes."""
 ENDS: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart"})
 """Faults after which a program is started again."""
 NO_STARTS: frozenset[Kind] = frozenset({"start-fails", "start-hangs", "discovery-away"})
 """Faults by which a worker does not start again."""
-STALLS: frozenset[Kind] = LOSSES | {"discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay"}
+STALLS: frozenset[Kind] = LOSSES | {
+    *("discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay", "bit-flip", "slow-disk"),
+}
 """Faults that may delay a request."""
 
 
@@ -111,6 +116,10 @@ class Met(NamedTuple):
     """How long a read of KV waits for a machine that is silent (s); 0: none is read."""
     there: Sequence[tuple[float, Sequence[set[str]]]] = ()
     """The pools that took the place of `pools`, and when (s, by the loop's clock)."""
+    routers: Sequence[str] = ()
+    """The routers that are programs of their own."""
+    needs_kv: bool = False
+    """Whether a request fails whose KV cannot be read from another worker (`kv_load_failure_policy`)."""
 
     def during(self, answer: Answer, kinds: frozenset[Kind]) -> list[Fault]:
         """Return the faults that may have affected a request."""
@@ -143,8 +152,7 @@ class Met(NamedTuple):
         stalls = self.during(answer, STALLS)
         read_s = self.read_s if any(fault.kind in SILENT for fault in stalls) else 0.0
         nobody_s = NOBODY_S if any(self._over_s(fault) > fault.at_s + fault.lasts_s for fault in stalls) else 0.0
-        waits = (fault.lasts_s + RESTART_S * (fault.kind in ENDS) for fault in stalls)
-        return OWN_S + read_s + nobody_s + sum(min(wait, PATIENCE_S) + 1.0 for wait in waits)
+        return OWN_S + read_s + nobody_s + sum(_patience_s(fault) + 1.0 for fault in stalls)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""
@@ -157,9 +165,20 @@ class Met(NamedTuple):
             len(losses) > self.num_migrations
             or any(pool <= targets for pool in pools)
             or answer.frontend in hurt
-            or bool(hurt - set(self.frontends))
+            or bool(hurt & set(self.routers))
+            or (self.needs_kv and bool(self.during(answer, frozenset({"bit-flip"}))))
             or bool(self.during(answer, frozenset({"broker-away", "broker-wiped"})))
         )
+
+
+def _patience_s(fault: Fault) -> float:
+    """Return how long a fault may delay a request (s)."""
+    match fault.kind:
+        case "broker-away":
+            return fault.lasts_s  # an answer that has begun waits for the server, however long
+        case "bit-flip":
+            return PATIENCE_S  # where a length is wrong, the rest is awaited longer than the fault lasts
+    return min(fault.lasts_s + RESTART_S * (fault.kind in ENDS), PATIENCE_S)
 
 
 # While it runs
@@ -202,6 +221,8 @@ class Watch:
         is_calm = self._weather.is_calm(CALM_S)
         for worker in self._stage.running(self._stage.workers):
             name, working = worker.program.name, Counter(requests_at(worker))
+            for what in worker.spoiled:
+                yield Violation("unspoiled", f"{name} used KV with {what} wrong")
             for id, count in working.items():
                 if count > 1:
                     yield Violation("once", f"{name} works {count} times at {id}")
@@ -322,6 +343,8 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
         if not answer.error or answer.has_left:
             continue
         asked = answer.question
+        if FULL in answer.error and met.during(answer, LOSSES | {"overload"}):
+            continue
         if answer.status == 429:
             num_open = sum(
                 one.frontend == answer.frontend

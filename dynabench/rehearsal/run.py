@@ -152,7 +152,10 @@ def _met(
     ]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
-    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s, there)
+    policies = {getattr(pool.mocker, "kv_load_failure_policy", "fail") for pool in deployment.pools}
+    needs_kv = deployment.is_disaggregated and "fail" in policies
+    began_s = asyncio.get_running_loop().time()
+    return Met(faults, began_s, pools, stage.frontends, limit, read_s, there, stage.routers, needs_kv)
 
 
 def _digest(answers: Sequence[Answer]) -> str:

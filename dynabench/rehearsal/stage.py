@@ -84,6 +84,14 @@ class Actor:
     """Of a worker: its engine."""
     planner: PlannerService | None = None
     """Of a planner: its service, once it is connected."""
+    spoiled: list[str] = field(default_factory=list)
+    """Of a worker: the KV that it used although its bytes were wrong."""
+
+    def see_kv(self, found: memoryview, wanted: bytes) -> None:
+        """Compare KV that is used with what it should be."""
+        if found != wanted:
+            wrong = sum(one != other for one, other in zip(found, wanted, strict=True))
+            self.spoiled.append(f"{wrong} of {len(wanted)} bytes")
 
 
 def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
@@ -269,6 +277,7 @@ async def _frontend(actor: Actor) -> None:
 async def _mocker(actor: Actor) -> None:
     worker, simulated, answers, transfer, lease, network = actor.program.settings
     actor.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
+    actor.engine.on_used = actor.see_kv
     await run_worker(network, worker, actor.engine, actor.stopping, default_name="mock")
 
 
