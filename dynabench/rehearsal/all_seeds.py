@@ -15,11 +15,13 @@ from dynabench.interrupt import Interrupt
 from dynabench.planner.programs import has_planner
 from dynabench.rehearsal.faults import Level, draw
 from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk
 from dynabench.rehearsal.stage import names_of
+from dynabench.rehearsal.story import Story
 from foundation.errors import UserError
 from foundation.files import replace_text
 from workloads import Workload
@@ -33,6 +35,7 @@ class Failed(NamedTuple):
     seed: int
     violations: list[Violation]
     file: Path
+    picture: Path
     smaller: Rehearsal
     """The least that fails in the same way."""
 
@@ -124,9 +127,7 @@ def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Faile
     names = {violation.invariant for violation in outcome.violations}
 
     def fails(smaller: Rehearsal) -> bool:
-        calm = rehearse(plan.deployment, msgspec.structs.replace(smaller, faults=[]))
-        again = rehearse(plan.deployment, smaller, calm.texts)
-        return any(violation.invariant in names for violation in again.violations)
+        return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
 
     smaller = shrunk(whole, fails)
     file = out / f"seed-{whole.seed}.json"
@@ -138,7 +139,8 @@ def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Faile
         "rehearsal": msgspec.to_builtins(smaller),
     }
     replace_text(file, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
-    return Failed(whole.seed, outcome.violations, file, smaller)
+    replay(plan.deployment, smaller, file)
+    return Failed(whole.seed, outcome.violations, file, picture_of(file), smaller)
 
 
 def read(file: Path) -> tuple[Deployment, Rehearsal]:
@@ -158,10 +160,14 @@ def read(file: Path) -> tuple[Deployment, Rehearsal]:
         raise UserError(f"{file} is no rehearsal: {error}") from error
 
 
-def replay(deployment: Deployment, rehearsal: Rehearsal) -> Outcome:
-    """Carry a rehearsal out again, and compare with its answers without faults."""
+def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None) -> Outcome:
+    """Carry a rehearsal out again, compare it with its answers without faults, and draw its picture beside its file."""
     calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
-    return rehearse(deployment, rehearsal, calm.texts)
+    story = Story()
+    outcome = rehearse(deployment, rehearsal, calm.texts, story)
+    if file is not None:
+        write_picture(file, deployment, outcome, story)
+    return outcome
 
 
 def lines(found: Found) -> Iterator[str]:

@@ -9,7 +9,7 @@ import httptools
 import msgspec
 
 from dynabench.live.events import AnswerError, AnswerReader
-from dynabench.rehearsal.stage import PORT
+from dynabench.rehearsal.tcp import PORT
 
 DONE = b"data: [DONE]"
 """The last event of a stream."""

@@ -25,6 +25,7 @@ from dynabench.rehearsal.invariants import (
 )
 from dynabench.rehearsal.loop import VirtualLoopError, run
 from dynabench.rehearsal.stage import Stage
+from dynabench.rehearsal.story import Story
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
@@ -61,33 +62,39 @@ class Outcome(msgspec.Struct, frozen=True):
     """The faults that happened."""
 
 
-def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None) -> Outcome:
+def rehearse(
+    deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None, story: Story | None = None
+) -> Outcome:
     """Carry out a rehearsal.
 
     Args:
         deployment: what is rehearsed.
         rehearsal: the requests and the faults.
         texts: the answers without faults (None: they are not compared).
+        story: is told what happens.
     """
     logged = _Logged()
     root = logging.getLogger()
     root.addHandler(logged)
     try:
-        return run(_whole(deployment, rehearsal, texts or {}, logged), max_s=LONGEST_S)
+        return run(_whole(deployment, rehearsal, texts or {}, logged, story or Story()), max_s=LONGEST_S)
     except VirtualLoopError as error:
         return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, [])
     finally:
         root.removeHandler(logged)
 
 
-async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged") -> Outcome:
+async def _whole(
+    deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged", story: Story
+) -> Outcome:
     loop, weather, faults = asyncio.get_running_loop(), Weather(), rehearsal.faults
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
-    stage = Stage(deployment, rehearsal.seed, network)
+    stage = Stage(deployment, rehearsal.seed, network, story)
     stage.start()
-    start_s, happened, answers = loop.time(), list[str](), list[Answer]()
+    start_s, happened, answers = loop.time(), list[str](), story.answers
     await asyncio.sleep(UP_S)
+    story.began_s = loop.time()
     client, met = network.node("client"), _met(deployment, stage, faults)
     watch = Watch(stage, answers, weather)
     watching = asyncio.create_task(watch.run())
@@ -97,6 +104,7 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
         await asyncio.gather(asking, carry_out(faults, stage, weather, happened.append))
         await asyncio.sleep(SETTLE_S)
         watching.cancel()
+        story.checked_s = loop.time()
         found = [
             *watch.violations,
             *of_answers(answers, texts, met),

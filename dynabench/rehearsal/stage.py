@@ -16,7 +16,8 @@ from typing import Any
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.processes import deployment_programs
-from dynabench.rehearsal.tcp import MemorySocket
+from dynabench.rehearsal.story import NotedService, Story, Stretch
+from dynabench.rehearsal.tcp import PORT, MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import Mocker
@@ -32,10 +33,9 @@ from serving.runtime.memory.node import Node
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.world import SeededWorld, within
 from serving.supervision.group import Program
+from serving.worker.config import WorkerConfig
 from serving.worker.loop import run_worker
 
-PORT = 8000
-"""Where each frontend serves HTTP, at its own node."""
 NAMESPACE = "rehearsal"
 RESTART_S = 1.0
 """After what time a program that ended is started again (s)."""
@@ -50,6 +50,9 @@ class Actor:
     node: Node
     world: SeededWorld
     stopping: asyncio.Event
+    story: Story
+    life: Stretch
+    """When it runs."""
     task: asyncio.Task[None] = field(init=False)
     models: Models | None = None
     """Of a frontend: its models, once it has begun."""
@@ -72,13 +75,13 @@ def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
 class Stage:
     """See the module. It begins empty; `start` starts every program."""
 
-    def __init__(self, deployment: Deployment, seed: int, network: Network) -> None:
-        """Prepare the programs.
+    def __init__(self, deployment: Deployment, seed: int, network: Network, story: Story | None = None) -> None:
+        """Prepare the programs; the story is told what happens.
 
         Raises:
             UserError: one of them cannot run in virtual time.
         """
-        self.network, self._seed = network, seed
+        self.network, self.story, self._seed = network, story or Story(), seed
         found = deployment_programs(deployment, MEMORY, namespace=NAMESPACE, descriptor=0, seed=seed)
         self.programs = {program.name: program for program in found}
         for program in found:
@@ -108,7 +111,8 @@ class Stage:
             program = self.programs[name]
             number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
             node, world = self.network.node(name), SeededWorld(self._seed, f"{name} {number}")
-            actor = self.actors[name] = Actor(program, node, world, asyncio.Event())
+            life = self.story.live(name)
+            actor = self.actors[name] = Actor(program, node, world, asyncio.Event(), self.story, life)
             with within(world):
                 actor.task = asyncio.create_task(_main_of(program)(actor), context=node.context(), name=name)
             actor.task.add_done_callback(partial(self._supervise, actor), context=Context())
@@ -116,6 +120,7 @@ class Stage:
     def kill(self, name: str, *, is_lost: bool = False) -> None:
         """End a program as the kernel does, or with its whole machine."""
         self.network.kill(self.actors[name].node, is_lost=is_lost)
+        self.actors[name].life.end(asyncio.get_running_loop().time())
 
     def stop(self, name: str) -> None:
         """Ask a program to end."""
@@ -133,6 +138,7 @@ class Stage:
 
     def _supervise(self, actor: Actor, task: asyncio.Task[None]) -> None:
         """Start a program again that ended because something it needs was away."""
+        actor.life.end(asyncio.get_running_loop().time())
         if not task.cancelled() and isinstance(task.exception(), RuntimeUnavailableError):
             self.kill(actor.program.name)
             asyncio.get_running_loop().call_later(RESTART_S, self.start_again, actor, context=Context())
@@ -172,13 +178,21 @@ async def _frontend(actor: Actor) -> None:
 async def _mocker(actor: Actor) -> None:
     worker, simulated, answers, transfer, lease, network = actor.program.settings
     actor.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
-    await run_worker(network, worker, actor.engine, actor.stopping, default_name="mock")
+    await _work(actor, network, worker, actor.engine, "mock")
 
 
 async def _echo(actor: Actor) -> None:
     worker, network = actor.program.settings
     kind: Any = actor.program.arguments[2]
-    await run_worker(network, worker, Echo(kind), actor.stopping)
+    await _work(actor, network, worker, Echo(kind))
+
+
+async def _work(
+    actor: Actor, network: RuntimeConfig, worker: WorkerConfig, engine: Any, default_name: str = ""
+) -> None:
+    """Serve an engine, and note which requests it has when."""
+    engine.service = NotedService(engine.service, actor.program.name, actor.story)
+    await run_worker(network, worker, engine, actor.stopping, default_name=default_name)
 
 
 async def _router(actor: Actor) -> None:
