@@ -42,6 +42,7 @@ def rehearse(
     from dynabench.progress import Display
     from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
     from dynabench.rehearsal.logs import show_logs
+    from dynabench.rehearsal.own import check_own
     from dynabench.rehearsal.picture import picture_of
     from workloads.shape import ShapeConfig
 
@@ -62,7 +63,9 @@ def rehearse(
     with plain_errors():
         described = flags.deployment(deployment)
         requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
-        plan = Plan(described, config.faults, config.requests, config.rate, requests)
+        if config.own_engine:
+            check_own(config.own_engine)
+        plan = Plan(described, config.faults, config.requests, config.rate, requests, config.own_engine or "")
         plan.of(config.numbers[0])
     for said in left_out(described):
         console.say(said, style="yellow")

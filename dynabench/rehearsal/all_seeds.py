@@ -15,6 +15,7 @@ from dynabench.interrupt import Interrupt
 from dynabench.planner.programs import has_planner
 from dynabench.rehearsal.faults import Level, draw
 from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.own import is_chat
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
@@ -60,6 +61,8 @@ class Plan(NamedTuple):
     num_requests: int
     rate: float
     workload: Workload | None = None
+    own_engine: str = ""
+    """`pystr:FILE` or `pytok:FILE`."""
 
     def of(self, seed: int) -> Rehearsal:
         """Draw the rehearsal of a seed."""
@@ -69,10 +72,10 @@ class Plan(NamedTuple):
             if self.workload is None
             else taken(self.workload, seed, self.num_requests, model)
         )
+        asked = [msgspec.structs.replace(one, is_chat=is_chat(self.own_engine)) for one in asked]
         workers, others = names_of(self.deployment)
-        return Rehearsal(
-            seed, asked, draw(random.Random(f"faults {seed}"), self.level, workers, others, asked[-1].at_s)
-        )
+        faults = draw(random.Random(f"faults {seed}"), self.level, workers, others, asked[-1].at_s)
+        return Rehearsal(seed, asked, faults, self.own_engine)
 
 
 def left_out(deployment: Deployment) -> list[str]:

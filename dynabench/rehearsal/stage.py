@@ -16,6 +16,7 @@ from typing import Any
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.processes import deployment_programs
+from dynabench.rehearsal.own import own_engine
 from dynabench.rehearsal.story import NotedService, Story, Stretch
 from dynabench.rehearsal.tcp import PORT, MemorySocket
 from foundation.errors import UserError
@@ -75,12 +76,22 @@ def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
 class Stage:
     """See the module. It begins empty; `start` starts every program."""
 
-    def __init__(self, deployment: Deployment, seed: int, network: Network, story: Story | None = None) -> None:
-        """Prepare the programs; the story is told what happens.
+    def __init__(
+        self, deployment: Deployment, seed: int, network: Network, story: Story | None = None, *, own_engine: str = ""
+    ) -> None:
+        """Prepare the programs.
+
+        Args:
+            deployment: the deployment.
+            seed: of everything random.
+            network: on which they run.
+            story: is told what happens.
+            own_engine: `pystr:FILE` or `pytok:FILE`, which each worker runs instead of its engine.
 
         Raises:
             UserError: one of them cannot run in virtual time.
         """
+        self._own = own_engine
         self.network, self.story, self._seed = network, story or Story(), seed
         found = deployment_programs(deployment, MEMORY, namespace=NAMESPACE, descriptor=0, seed=seed)
         self.programs = {program.name: program for program in found}
@@ -114,8 +125,14 @@ class Stage:
             life = self.story.live(name)
             actor = self.actors[name] = Actor(program, node, world, asyncio.Event(), self.story, life)
             with within(world):
-                actor.task = asyncio.create_task(_main_of(program)(actor), context=node.context(), name=name)
+                actor.task = asyncio.create_task(self._main(actor), context=node.context(), name=name)
             actor.task.add_done_callback(partial(self._supervise, actor), context=Context())
+
+    def _main(self, actor: Actor) -> Coroutine[Any, Any, None]:
+        """Return what a program does."""
+        if self._own and _module(actor.program) in ENGINES:
+            return _own(actor, self._own)
+        return _main_of(actor.program)(actor)
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
         """End a program as the kernel does, or with its whole machine."""
@@ -185,6 +202,11 @@ async def _echo(actor: Actor) -> None:
     worker, network = actor.program.settings
     kind: Any = actor.program.arguments[2]
     await _work(actor, network, worker, Echo(kind))
+
+
+async def _own(actor: Actor, engine: str) -> None:
+    worker, network = actor.program.settings[0], actor.program.settings[-1]
+    await _work(actor, network, worker, own_engine(engine, worker))
 
 
 async def _work(

@@ -1,7 +1,7 @@
 """The picture of a rehearsal: what happened, in lanes."""
 
 import re
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 
@@ -96,7 +96,7 @@ def test_time_is_in_proportion_and_breaks_have_one_width():
 
 def test_labels_of_time_keep_their_distance():
     spots = sorted(Clock([0.0, 0.3, 5.0, 5.2, 30.0, 70.0], 100.0, 1100.0).ticks())
-    assert min(later - earlier for earlier, later in zip(spots, spots[1:], strict=False)) >= 40
+    assert min(later - earlier for earlier, later in pairwise(spots)) >= 40
 
 
 def crowd(count):
