@@ -59,9 +59,19 @@ class Fault(msgspec.Struct, frozen=True):
     amount: float = 0.0
     """A share, a time (s), what a clock gains in each second (s), or the requests that come at once."""
 
+    @property
+    def label(self) -> str:
+        """Its kind, and its amount if it has one."""
+        return f"{self.kind} {self.amount:.3g}" if self.amount else self.kind
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The programs that it meets."""
+        return tuple(filter(None, (self.target, self.other)))
+
     def __str__(self) -> str:
         """Say what happens."""
-        whom = " and ".join(filter(None, (self.target, self.other)))
+        whom = " and ".join(self.ends)
         amount = f" {self.amount:.3g}" * bool(self.amount)
         return f"{self.at_s:.3f} s: {self.kind} {whom}{amount} for {self.lasts_s:.3f} s".replace("  ", " ")
 
@@ -230,10 +240,12 @@ async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_
         if (undo := _begin(fault, stage, weather)) is None:
             return  # its program does not run now, or there is no such server
         weather.begin()
+        trouble = stage.story.trouble(fault.label, *fault.ends)
         on_event(f"{fault.kind} {fault.target}".strip())
         await asyncio.sleep(fault.lasts_s)
         undo()
         weather.end()
+        trouble.end(asyncio.get_running_loop().time())
         on_event(f"end of {fault.kind} {fault.target}".strip())
 
     await asyncio.gather(*(happen(fault) for fault in faults))

@@ -95,6 +95,8 @@ class Violation(NamedTuple):
 
     invariant: str
     what: str
+    at_s: float | None = None
+    """When it was seen (s after the first request could be sent); None: at the end."""
 
     def __str__(self) -> str:
         """Name it, and say what was found."""
@@ -196,6 +198,7 @@ class Watch:
         self._answers = answers
         self._weather = weather
         self._limits = limits_of(stage)
+        self._began_s = asyncio.get_running_loop().time()
         self._by_id: dict[str, Answer] = {}
         self._legs: dict[Leg, None] = {}  # the last that were seen, kept so that no other takes their place
         self._ranks: dict[LiveRouting, set[int]] = {}  # the instances that were there then
@@ -210,8 +213,9 @@ class Watch:
         """Look until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
-            for invariant, what in (*self._look(now), *self._also(now)):
-                self._found.setdefault(invariant, Violation(invariant, f"{what}, at {now:.3f} s"))
+            at_s = now - self._began_s
+            for invariant, what, _ in (*self._look(now), *self._also(now)):
+                self._found.setdefault(invariant, Violation(invariant, f"{what}, at {at_s:.3f} s", at_s))
             await asyncio.sleep(LOOK_S)
 
     def _look(self, now: float) -> Iterator[Violation]:

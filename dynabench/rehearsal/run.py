@@ -1,6 +1,7 @@
 """A rehearsal: one deployment, one workload, the faults of one seed, and what did not hold."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
@@ -23,10 +24,13 @@ from dynabench.rehearsal.invariants import (
     of_failures,
     of_programs,
 )
-from dynabench.rehearsal.loop import VirtualLoopError, run
+from dynabench.rehearsal.loop import OutsideError, VirtualLoopError, run
 from dynabench.rehearsal.of_planner import PlanWatch, of_plan
+from dynabench.rehearsal.own import is_chat, without_threads
 from dynabench.rehearsal.stage import Stage
+from dynabench.rehearsal.story import Story
 from dynabench.rehearsal.supervisor import Supervisor
+from foundation.errors import UserError
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
@@ -36,6 +40,8 @@ UP_S = 5.0
 """Within this time after the start every worker is known (s)."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
+NOT_OF_OWN_ENGINES = {"counted"}
+"""Invariants that the user's own engine need not keep: it may answer with as many tokens as it likes."""
 LONGEST_S = 2000.0
 """How long a rehearsal may take (s)."""
 
@@ -46,6 +52,8 @@ class Rehearsal(msgspec.Struct, frozen=True):
     seed: int
     questions: list[Question]
     faults: list[Fault]
+    own_engine: str = ""
+    """`pystr:FILE` or `pytok:FILE`: what each worker runs instead of its engine."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -63,34 +71,49 @@ class Outcome(msgspec.Struct, frozen=True):
     """The faults that happened, and the pools that a planner changed."""
 
 
-def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None) -> Outcome:
+def rehearse(
+    deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None, story: Story | None = None
+) -> Outcome:
     """Carry out a rehearsal.
 
     Args:
         deployment: what is rehearsed.
         rehearsal: the requests and the faults.
         texts: the answers without faults (None: they are not compared).
+        story: is told what happens.
+
+    Raises:
+        UserError: a program wants something that does not exist in virtual time.
     """
     logged = _Logged()
     root = logging.getLogger()
     root.addHandler(logged)
+    own = without_threads() if rehearsal.own_engine else contextlib.nullcontext()
     try:
-        return run(_whole(deployment, rehearsal, texts or {}, logged), max_s=LONGEST_S)
+        with own:
+            return run(
+                _whole(deployment, rehearsal, texts or {}, logged, story or Story()), max_s=LONGEST_S, is_strict=True
+            )
+    except OutsideError as error:
+        raise UserError(f"this cannot be rehearsed: {error}") from error
     except VirtualLoopError as error:
         return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, [])
     finally:
         root.removeHandler(logged)
 
 
-async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged") -> Outcome:
+async def _whole(
+    deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged", story: Story
+) -> Outcome:
     loop, weather, faults = asyncio.get_running_loop(), Weather(), rehearsal.faults
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
-    stage = Stage(deployment, rehearsal.seed, network)
+    stage = Stage(deployment, rehearsal.seed, network, story, own_engine=rehearsal.own_engine)
     supervisor = Supervisor(stage, deployment)
     supervising = supervisor.begin(rehearsal.seed)
-    start_s, happened, answers = loop.time(), list[str](), list[Answer]()
+    start_s, happened, answers = loop.time(), list[str](), story.answers
     await asyncio.sleep(UP_S)
+    story.began_s = loop.time()
     planned = PlanWatch(deployment, stage, supervisor, answers, weather)
     client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
     watch = Watch(stage, answers, weather, planned.look)
@@ -101,6 +124,7 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
         await asyncio.gather(asking, carry_out(faults, stage, weather, happened.append))
         await asyncio.sleep(SETTLE_S)
         watching.cancel()
+        story.checked_s = loop.time()
         found = [
             *watch.violations,
             *of_answers(answers, texts, met),
@@ -114,12 +138,15 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
         ]
         again = list[Answer]()
         model = deployment.pools[0].served_name
-        last = [Question(number, 0.0, [1, 2, 3], 4, model=model) for number in range(len(stage.frontends))]
+        chats = is_chat(rehearsal.own_engine)
+        last = [
+            Question(number, 0.0, [97, 98, 99], 4, model=model, is_chat=chats) for number in range(len(stage.frontends))
+        ]
         await asyncio.create_task(ask_all(last, stage.frontends, again), context=client.context())
         found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
     return Outcome(
         rehearsal.seed,
-        found,
+        [one for one in found if not rehearsal.own_engine or one.invariant not in NOT_OF_OWN_ENGINES],
         _digest(answers),
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},

@@ -20,7 +20,9 @@ from dynabench.deployment.file import from_plain
 from dynabench.deployment.processes import deployment_programs
 from dynabench.planner.programs import check_planner, has_planner, planner_program
 from dynabench.planner.service import PlannerService
-from dynabench.rehearsal.tcp import MemoryConnector, MemorySocket
+from dynabench.rehearsal.own import own_engine
+from dynabench.rehearsal.story import NotedService, Story, Stretch
+from dynabench.rehearsal.tcp import PORT, MemoryConnector, MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import Mocker
@@ -38,10 +40,9 @@ from serving.runtime.stopping import until_stopped
 from serving.runtime.world import SeededWorld, within
 from serving.supervision.group import Program
 from serving.supervision.process import PARENT, report_ready
+from serving.worker.config import WorkerConfig
 from serving.worker.loop import run_worker
 
-PORT = 8000
-"""Where each frontend serves HTTP, at its own node."""
 NAMESPACE = "rehearsal"
 PLANNER = "planner"
 """The name of the planner."""
@@ -63,6 +64,9 @@ class Actor:
     node: Node
     world: SeededWorld
     stopping: asyncio.Event
+    story: Story
+    life: Stretch
+    """When it runs."""
     task: asyncio.Task[None] = field(init=False)
     code: int | None = None
     """The exit code that its parent sees, negative if a signal ended it; None before."""
@@ -111,14 +115,24 @@ def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
 class Stage:
     """See the module. It begins empty; `start` starts every program."""
 
-    def __init__(self, deployment: Deployment, seed: int, network: Network) -> None:
+    def __init__(
+        self, deployment: Deployment, seed: int, network: Network, story: Story | None = None, *, own_engine: str = ""
+    ) -> None:
         """Prepare the programs.
+
+        Args:
+            deployment: the deployment.
+            seed: of everything random.
+            network: on which they run.
+            story: is told what happens.
+            own_engine: `pystr:FILE` or `pytok:FILE`, which each worker runs instead of its engine.
 
         Raises:
             UserError: one of them cannot run in virtual time.
         """
         check_planner(deployment)
-        self.network, self._seed = network, seed
+        self._own = own_engine
+        self.network, self.story, self._seed = network, story or Story(), seed
         with within(SeededWorld(seed, "programs")):
             found = deployment_programs(deployment, MEMORY, namespace=NAMESPACE, descriptor=0, seed=seed)
         if has_planner(deployment):
@@ -173,13 +187,20 @@ class Stage:
         self.programs[name] = program
         number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
         node, world = self.network.node(name), SeededWorld(self._seed, f"{name} {number}")
-        actor = self.actors[name] = Actor(program, node, world, asyncio.Event())
+        life = self.story.live(name)
+        actor = self.actors[name] = Actor(program, node, world, asyncio.Event(), self.story, life)
         with within(world):
             context = node.context()
             context.run(PARENT.set, on_ready)
             actor.task = asyncio.create_task(self._process(actor, takes_s), context=context, name=name)
         actor.task.add_done_callback(partial(self._on_done, actor), context=Context())
         return actor
+
+    def _main(self, actor: Actor) -> Coroutine[Any, Any, None]:
+        """Return what a program does."""
+        if self._own and _module(actor.program) in ENGINES:
+            return _own(actor, self._own)
+        return _main_of(actor.program)(actor)
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
         """Let a fault end a program, as the kernel does, or with its whole machine; then its parent sees it later."""
@@ -205,6 +226,7 @@ class Stage:
             actor.node.context().run(actor.stopping.set)
 
     def _kill(self, actor: Actor, *, is_lost: bool = False) -> None:
+        actor.life.end(asyncio.get_running_loop().time())
         if not actor.node.is_dead:
             self.network.kill(actor.node, is_lost=is_lost)
         if not is_lost:
@@ -231,10 +253,11 @@ class Stage:
         while is_worker and self.num_hanging and not actor.stopping.is_set():
             await until_stopped(actor.stopping, asyncio.sleep(HANGS_S))
         if not actor.stopping.is_set():
-            await _main_of(actor.program)(actor)
+            await self._main(actor)
 
     def _on_done(self, actor: Actor, task: asyncio.Task[None]) -> None:
         """Let a process end whose code has."""
+        actor.life.end(asyncio.get_running_loop().time())
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, RuntimeUnavailableError):  # what it needs was away
             self.failures[actor.program.name] = error
@@ -278,13 +301,26 @@ async def _mocker(actor: Actor) -> None:
     worker, simulated, answers, transfer, lease, network = actor.program.settings
     actor.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
     actor.engine.on_used = actor.see_kv
-    await run_worker(network, worker, actor.engine, actor.stopping, default_name="mock")
+    await _work(actor, network, worker, actor.engine, "mock")
 
 
 async def _echo(actor: Actor) -> None:
     worker, network = actor.program.settings
     kind: Any = actor.program.arguments[2]
-    await run_worker(network, worker, Echo(kind), actor.stopping)
+    await _work(actor, network, worker, Echo(kind))
+
+
+async def _own(actor: Actor, engine: str) -> None:
+    worker, network = actor.program.settings[0], actor.program.settings[-1]
+    await _work(actor, network, worker, own_engine(engine, worker))
+
+
+async def _work(
+    actor: Actor, network: RuntimeConfig, worker: WorkerConfig, engine: Any, default_name: str = ""
+) -> None:
+    """Serve an engine, and note which requests it has when."""
+    engine.service = NotedService(engine.service, actor.program.name, actor.story)
+    await run_worker(network, worker, engine, actor.stopping, default_name=default_name)
 
 
 async def _router(actor: Actor) -> None:

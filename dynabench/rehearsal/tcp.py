@@ -19,6 +19,8 @@ from serving.runtime.memory.requests import MemoryRequests
 from serving.runtime.ports import Channel, ChannelEnd
 from serving.runtime.world import world
 
+PORT = 8000
+"""Where each frontend serves HTTP, at its own node."""
 PATIENCE_S = 1e9
 """No server stands between the two ends, so there is no outage to be patient about."""
 

@@ -84,10 +84,12 @@ def test_a_planted_bug_is_found_shrunk_and_replayed(tmp_path, monkeypatch):
     found, (failed,) = carried_out(tmp_path, seeds="1", requests=20, faults="light")
     assert {violation.invariant for violation in failed.violations} == {"released"}
     assert (len(failed.smaller.questions), failed.smaller.faults) == (1, [])
+    assert "released: " in failed.picture.read_text()
     deployment, rehearsal = read(failed.file)
     assert (deployment, rehearsal) == (DEPLOYMENT, failed.smaller)
     monkeypatch.undo()
-    assert replay(deployment, rehearsal).violations == []
+    assert replay(deployment, rehearsal, failed.file).violations == []
+    assert "Every invariant held." in failed.picture.read_text()
     assert list(lines(found))[-1] == "1 seed, 1 violation (released)"
 
 
