@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.all_seeds import Plan, lines, read, rehearse_all, replay
+from dynabench.rehearsal.all_seeds import Plan, carry_out, lines, read, rehearse_all, replay
 from dynabench.rehearsal.faults import Fault
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Rehearsal
@@ -54,6 +55,30 @@ def test_a_rehearsal_shrinks_to_what_it_fails_by():
     found = shrunk(whole, fails)
     assert [fault.target for fault in found.faults] == ["worker-2", "worker-5"]
     assert [asked.number for asked in found.questions] == [17]
+
+
+ROOT = Path(__file__).parents[2]
+OF_CI = (
+    ROOT / "examples/deployment.yaml",
+    ROOT / "examples/prefill_decode.yaml",
+    *sorted(ROOT.glob(".ci/rehearsed/*.yaml")),
+)
+
+
+@pytest.mark.parametrize("file", OF_CI, ids=lambda file: file.stem)
+def test_what_ci_rehearses_can_be_rehearsed(file):
+    _, outcome = carry_out(Plan(read_deployment(file), "medium", 10, 12.0), 1)
+    assert outcome.violations == []
+    assert len(outcome.texts) > 0
+
+
+def test_one_process_and_two_rehearse_the_same(tmp_path):
+    done = [
+        dynabench("rehearse", "--seeds", "3", "--requests", "10", "--jobs", jobs, "--out", tmp_path / "o")
+        for jobs in ("1", "2")
+    ]
+    assert done[0].stdout == done[1].stdout
+    assert "3 seeds, 0 violations" in done[0].stdout
 
 
 DEPLOYMENT = Deployment(router_mode="kv")
@@ -105,7 +130,7 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
 def test_a_planner_that_is_left_out_is_said(tmp_path):
     done = dynabench(
         "rehearse",
-        Path(__file__).parents[2] / "examples/planner.yaml",
+        ROOT / "examples/planner.yaml",
         "--seeds",
         "1",
         "--requests",
