@@ -19,9 +19,9 @@ from agreement_of_simulations import deployed, made
 from dynabench.arm import Run, Settings
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
+from dynabench.rehearsal.agreement import rehearsed
 from dynabench.rehearsal.all_seeds import Plan, rehearse_all
 from dynabench.rehearsal.settings import RehearseConfig
-from dynabench.rehearsal.agreement import rehearsed
 from dynabench.virtual.run import simulate
 from reports.record.records import Record
 from workloads import Workload
