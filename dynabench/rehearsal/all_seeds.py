@@ -14,6 +14,7 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.faults import Level, draw, idle_kinds
 from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.logs import without_logs
 from dynabench.rehearsal.own import is_chat
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.questions import generated, taken
@@ -163,7 +164,8 @@ def read(file: Path) -> tuple[Deployment, Rehearsal]:
 
 def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None) -> Outcome:
     """Carry a rehearsal out again, compare it with its answers without faults, and draw its picture beside its file."""
-    calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
+    with without_logs():
+        calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
     story = Story()
     outcome = rehearse(deployment, rehearsal, calm.texts, story)
     if file is not None:

@@ -88,6 +88,7 @@ def rehearse(
     logged = _Logged()
     root = logging.getLogger()
     root.addHandler(logged)
+    logging.getLogger("uvicorn.error").addFilter(_is_shown)
     own = without_threads() if rehearsal.own_engine else contextlib.nullcontext()
     try:
         with own:
@@ -146,7 +147,7 @@ async def _whole(
         found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
     return Outcome(
         rehearsal.seed,
-        [one for one in found if not rehearsal.own_engine or one.invariant not in NOT_OF_OWN_ENGINES],
+        [one for one in dict.fromkeys(found) if not (rehearsal.own_engine and one.invariant in NOT_OF_OWN_ENGINES)],
         _digest(answers),
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
@@ -188,6 +189,11 @@ def _met(
 def _digest(answers: Sequence[Answer]) -> str:
     seen: Any = [(one.question.number, one.status, one.error, one.text, one.first_s, one.ended_s) for one in answers]
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def _is_shown(_: logging.LogRecord) -> bool:
+    """Return whether somebody wants to see logs; uvicorn has a handler of its own, which does not ask."""
+    return any(not isinstance(handler, _Logged) for handler in logging.getLogger().handlers)
 
 
 class _Logged(logging.Handler):

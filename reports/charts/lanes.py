@@ -33,6 +33,8 @@ BREAK = 62.0
 """Width of a break in time."""
 LONG_S, SHARE = 3.0, 0.3
 """A time in which nothing happens is a break if it lasts so long, and so much of all shorter ones together."""
+BOLD = 1.12
+"""How much wider a bold text is."""
 TICK = 70.0
 """The least distance of two labels of time."""
 
@@ -116,7 +118,7 @@ class Happening:
 
 def svg(happening: Happening, paint: Paint) -> str:
     """Draw it."""
-    left = max(widest(lane.name for lane in happening.lanes), 40.0) + 14
+    left = max(widest(lane.name for lane in happening.lanes) * BOLD, 40.0) + 14
     clock = Clock(happening.times(), left, WIDE - 14)
     plan = _plan(happening, clock)
     flags, below = _flags(happening.flaws, clock, paint)
@@ -410,8 +412,8 @@ def _flags(flaws: Sequence[Flaw], clock: Clock, paint: Paint) -> tuple[list[str]
     found, most = [], 0
     for at_s, labels in sorted(by_time.items()):
         text, x = ", ".join(dict.fromkeys(labels)), clock.x(at_s)
-        begin = min(x, clock.right - text_width(text) * 1.1)
-        row = _free(free, begin, begin + text_width(text) * 1.1 + 10)
+        begin = min(x, clock.right - text_width(text) * BOLD)
+        row = _free(free, begin, begin + text_width(text) * BOLD + 10)
         most = max(most, row + 1)
         found.append((x, begin, row, text))
     parts = [

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.all_seeds import Plan, lines, read, rehearse_all, replay
+from dynabench.rehearsal.all_seeds import Plan, carry_out, lines, read, rehearse_all, replay
 from dynabench.rehearsal.faults import Fault
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Rehearsal
@@ -53,6 +54,30 @@ def test_a_rehearsal_shrinks_to_what_it_fails_by():
     found = shrunk(whole, fails)
     assert [fault.target for fault in found.faults] == ["worker-2", "worker-5"]
     assert [asked.number for asked in found.questions] == [17]
+
+
+ROOT = Path(__file__).parents[2]
+OF_CI = (
+    ROOT / "examples/deployment.yaml",
+    ROOT / "examples/prefill_decode.yaml",
+    *sorted(ROOT.glob(".ci/rehearsed/*.yaml")),
+)
+
+
+@pytest.mark.parametrize("file", OF_CI, ids=lambda file: file.stem)
+def test_what_ci_rehearses_can_be_rehearsed(file):
+    _, outcome = carry_out(Plan(read_deployment(file), "medium", 10, 12.0), 1)
+    assert outcome.violations == []
+    assert len(outcome.texts) > 0
+
+
+def test_one_process_and_two_rehearse_the_same(tmp_path):
+    done = [
+        dynabench("rehearse", "--seeds", "3", "--requests", "10", "--jobs", jobs, "--out", tmp_path / "o")
+        for jobs in ("1", "2")
+    ]
+    assert done[0].stdout == done[1].stdout
+    assert "3 seeds, 0 violations" in done[0].stdout
 
 
 DEPLOYMENT = Deployment(router_mode="kv")
