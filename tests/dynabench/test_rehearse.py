@@ -1,6 +1,7 @@
 """`dynabench rehearse`: what is rehearsed, what is said, and what is left of a failure."""
 
 import json
+from pathlib import Path
 
 import pytest
 
