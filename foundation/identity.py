@@ -68,7 +68,7 @@ class Identity:
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except msgspec.DecodeError:
+        except ValueError:  # also text that is not UTF-8
             return None
 
     def write(self, path: Path) -> None:

@@ -1,7 +1,6 @@
 """The command that rehearses a deployment: rehearse."""
 
 import json
-import logging
 from pathlib import Path
 from typing import Annotated
 
@@ -42,25 +41,31 @@ def rehearse(
     from dynabench.interrupt import Interrupt
     from dynabench.progress import Display
     from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.logs import show_logs
+    from dynabench.rehearsal.own import check_own
+    from dynabench.rehearsal.picture import picture_of
     from workloads.shape import ShapeConfig
 
     console = output.terminal()
     if config.replay is not None:
         if deployment is not None or workload:
             raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
-        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        show_logs()
         described, rehearsal = read(config.replay)
         for fault in rehearsal.faults:
             console.say(str(fault))
-        outcome = replay(described, rehearsal)
+        outcome = replay(described, rehearsal, config.replay)
         for violation in outcome.violations:
             console.say(str(violation), style="red")
         console.say(f"digest {outcome.digest}, {len(outcome.violations)} violations")
+        console.say(f"picture: {picture_of(config.replay)}")
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
         described = flags.deployment(deployment)
         requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
-        plan = Plan(described, config.faults, config.requests, config.rate, requests)
+        if config.own_engine:
+            check_own(config.own_engine)
+        plan = Plan(described, config.faults, config.requests, config.rate, requests, config.own_engine or "")
         plan.of(config.numbers[0])
     for said in left_out(described):
         console.say(said, style="yellow")
@@ -69,7 +74,9 @@ def rehearse(
             plan,
             config,
             interrupt,
-            lambda failed: console.say(f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}"),
+            lambda failed: console.say(
+                f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}\n  {failed.picture}"
+            ),
         )
     for line in lines(found):
         console.print(line, soft_wrap=True)

@@ -1,5 +1,6 @@
 """The planner and its hands on this host, which a deployment with a planner needs besides its other processes."""
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -55,13 +56,15 @@ def hands_of(
     beside: Sequence[Program],
     environment: Mapping[str, str] | None = None,
     say: Callable[[str], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Hands:
     """Return the hands, which complement the processes from `dynabench.deployment.processes.deployment_programs`.
 
-    Without a planner they only watch. `environment` is added to each worker's own.
+    Without a planner they only watch. `environment` is added to each worker's own. `clock` returns the time (s) of the
+    roster.
     """
     patterns: dict[str, Program] = {}
     for pool in deployment.pools if has_planner(deployment) else ():
         pattern = pattern_of(deployment, pool, runtime, namespace=namespace, beside=list(beside))
         patterns[pool.name] = replace(pattern, environment={**(environment or {}), **pattern.environment})
-    return Hands(deployment, patterns, namespace=namespace, say=say)
+    return Hands(deployment, patterns, namespace=namespace, say=say, clock=clock)

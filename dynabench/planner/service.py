@@ -81,8 +81,12 @@ class PlannerService:
         self._orders = Orders("", 0)
         self._said: tuple[str, ...] = ()
 
-    async def run(self) -> None:
-        """Plan until the process is asked to end."""
+    async def run(self, connector: aiohttp.BaseConnector | None = None) -> None:
+        """Plan until the process is asked to end.
+
+        Args:
+            connector: connects to the frontend (default: over TCP).
+        """
         runtime, stopping = self._runtime, self._runtime.stopping
         await runtime.discovery.watch(fleets(self._config.namespace), self._on_fleet)
         for address in self._addresses:
@@ -90,7 +94,7 @@ class PlannerService:
         report_ready()
         headers = {"authorization": f"Bearer {self._config.api_key}"} if self._config.api_key else {}
         timeout = aiohttp.ClientTimeout(total=ANSWER_S)
-        async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
+        async with aiohttp.ClientSession(connector=connector, headers=headers, timeout=timeout) as session:
             while not stopping.is_set():
                 await self._look(session)
                 wait_s = self._interval_s if self._looked else min(WAIT_S, self._interval_s)
@@ -154,7 +158,8 @@ class PlannerService:
 
     def _measured(self, pool: SimulatedPool, fleet: ReportedFleet) -> SimulatedPool:
         startup_s = mean_startup_s(fleet.pools[pool.name], default_s=pool.startup_s)
-        return replace(pool, startup_s=startup_s)
+        # Those that take longer are given up. One may still have done so, as it was slow to start again after its death.
+        return replace(pool, startup_s=min(startup_s, self._settings.startup_timeout_s))
 
     async def _counts(self, session: aiohttp.ClientSession) -> Counts:
         """Ask the frontend for its counts."""

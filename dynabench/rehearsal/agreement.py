@@ -21,7 +21,8 @@ from dynabench.live.clients import Order, send_all
 from dynabench.live.fleet import num_ranks_of, offset_of
 from dynabench.live.run import on_this_host, serving_adapters
 from dynabench.rehearsal.loop import run as run_virtually
-from dynabench.rehearsal.stage import PORT, Stage
+from dynabench.rehearsal.stage import Stage
+from dynabench.rehearsal.tcp import PORT
 from reports.record.records import Ints, Record, Requests
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within

@@ -12,14 +12,17 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
-from dynabench.planner.programs import has_planner
-from dynabench.rehearsal.faults import Level, draw
+from dynabench.rehearsal.faults import Level, draw, idle_kinds
 from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.logs import without_logs
+from dynabench.rehearsal.own import is_chat
+from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk
 from dynabench.rehearsal.stage import names_of
+from dynabench.rehearsal.story import Story
 from foundation.errors import UserError
 from foundation.files import replace_text
 from workloads import Workload
@@ -33,6 +36,7 @@ class Failed(NamedTuple):
     seed: int
     violations: list[Violation]
     file: Path
+    picture: Path
     smaller: Rehearsal
     """The least that fails in the same way."""
 
@@ -57,6 +61,8 @@ class Plan(NamedTuple):
     num_requests: int
     rate: float
     workload: Workload | None = None
+    own_engine: str = ""
+    """`pystr:FILE` or `pytok:FILE`."""
 
     def of(self, seed: int) -> Rehearsal:
         """Draw the rehearsal of a seed."""
@@ -66,19 +72,18 @@ class Plan(NamedTuple):
             if self.workload is None
             else taken(self.workload, seed, self.num_requests, model)
         )
+        asked = [msgspec.structs.replace(one, is_chat=is_chat(self.own_engine)) for one in asked]
         workers, others = names_of(self.deployment)
-        return Rehearsal(
-            seed, asked, draw(random.Random(f"faults {seed}"), self.level, workers, others, asked[-1].at_s)
-        )
+        rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
+        faults = draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle)
+        return Rehearsal(seed, asked, faults, self.own_engine)
 
 
 def left_out(deployment: Deployment) -> list[str]:
     """Say what a deployment names and a rehearsal does not do."""
     found = []
-    if has_planner(deployment):
-        found.append("the planner is not rehearsed: each pool keeps as many workers as the deployment names")
     if deployment.fleet.events:
-        found.append("the fleet's events are not rehearsed; faults are those of --faults")
+        found.append("fleet.events happen in `dynabench simulate` only; faults are those of --faults")
     if deployment.runtime is not None:
         found.append("the network is one in memory, not what the deployment's runtime names")
     return found
@@ -124,9 +129,7 @@ def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Faile
     names = {violation.invariant for violation in outcome.violations}
 
     def fails(smaller: Rehearsal) -> bool:
-        calm = rehearse(plan.deployment, msgspec.structs.replace(smaller, faults=[]))
-        again = rehearse(plan.deployment, smaller, calm.texts)
-        return any(violation.invariant in names for violation in again.violations)
+        return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
 
     smaller = shrunk(whole, fails)
     file = out / f"seed-{whole.seed}.json"
@@ -138,7 +141,8 @@ def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Faile
         "rehearsal": msgspec.to_builtins(smaller),
     }
     replace_text(file, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
-    return Failed(whole.seed, outcome.violations, file, smaller)
+    replay(plan.deployment, smaller, file)
+    return Failed(whole.seed, outcome.violations, file, picture_of(file), smaller)
 
 
 def read(file: Path) -> tuple[Deployment, Rehearsal]:
@@ -158,10 +162,15 @@ def read(file: Path) -> tuple[Deployment, Rehearsal]:
         raise UserError(f"{file} is no rehearsal: {error}") from error
 
 
-def replay(deployment: Deployment, rehearsal: Rehearsal) -> Outcome:
-    """Carry a rehearsal out again, and compare with its answers without faults."""
-    calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
-    return rehearse(deployment, rehearsal, calm.texts)
+def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None) -> Outcome:
+    """Carry a rehearsal out again, compare it with its answers without faults, and draw its picture beside its file."""
+    with without_logs():
+        calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
+    story = Story()
+    outcome = rehearse(deployment, rehearsal, calm.texts, story)
+    if file is not None:
+        write_picture(file, deployment, outcome, story)
+    return outcome
 
 
 def lines(found: Found) -> Iterator[str]:

@@ -9,7 +9,7 @@ import httptools
 import msgspec
 
 from dynabench.live.events import AnswerError, AnswerReader
-from dynabench.rehearsal.stage import PORT
+from dynabench.rehearsal.tcp import PORT
 
 DONE = b"data: [DONE]"
 """The last event of a stream."""
@@ -29,6 +29,8 @@ class Question(msgspec.Struct, frozen=True):
     """The client reads nothing for so long after the first bytes (s)."""
     model: str = "mock"
     """The model that is asked for."""
+    is_chat: bool = False
+    """Whether the prompt is the text of a message, one character for each token."""
 
     @property
     def id(self) -> str:
@@ -36,12 +38,19 @@ class Question(msgspec.Struct, frozen=True):
         return f"question-{self.number}"
 
     @property
+    def path(self) -> str:
+        """Where it is posted."""
+        return "/v1/chat/completions" if self.is_chat else "/v1/completions"
+
+    @property
     def body(self) -> bytes:
         """What is posted."""
+        text = "".join(map(chr, self.prompt)) if self.is_chat else ""
+        prompt = {"messages": [{"role": "user", "content": text}]} if self.is_chat else {"prompt": self.prompt}
         return json.dumps(
             {
                 "model": self.model,
-                "prompt": self.prompt,
+                **prompt,
                 "max_tokens": self.max_tokens,
                 "ignore_eos": True,
                 "stream": True,
@@ -103,7 +112,7 @@ class Answer(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.frontend, self.asked_s = frontend, loop.time()
         body = self.question.body
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: {frontend}\r\nx-request-id: {self.question.id}\r\n"
+        head = f"POST {self.question.path} HTTP/1.1\r\nhost: {frontend}\r\nx-request-id: {self.question.id}\r\n"
         try:
             await loop.create_connection(lambda: self, frontend, PORT)
         except OSError as error:

@@ -1,18 +1,20 @@
 """Faults: what happens to a deployment while it is rehearsed, drawn from a seed.
 
-Programs that are rehearsed use no files, and KV has no contents, so slow or full disks and flipped bits do not happen.
+A deployment without disks, or whose KV stays in its workers, draws none of their faults (`idle_kinds`).
 """
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Literal
 
 import msgspec
 
+from dynabench.deployment.description import Deployment
 from dynabench.rehearsal.client import Question
-from dynabench.rehearsal.stage import Actor, Stage
+from dynabench.rehearsal.stage import PLANNER, Actor, Stage
+from serving.engines.mock.engine import Mocker
 from serving.runtime.memory.network import DISCOVERY, Network
 
 Kind = Literal[
@@ -33,6 +35,11 @@ Kind = Literal[
     "clock-jump",
     "clock-drift",
     "overload",
+    "start-fails",
+    "start-hangs",
+    "bit-flip",
+    "slow-disk",
+    "full-disk",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
 
@@ -52,9 +59,19 @@ class Fault(msgspec.Struct, frozen=True):
     amount: float = 0.0
     """A share, a time (s), what a clock gains in each second (s), or the requests that come at once."""
 
+    @property
+    def label(self) -> str:
+        """Its kind, and its amount if it has one."""
+        return f"{self.kind} {self.amount:.3g}" if self.amount else self.kind
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The programs that it meets."""
+        return tuple(filter(None, (self.target, self.other)))
+
     def __str__(self) -> str:
         """Say what happens."""
-        whom = " and ".join(filter(None, (self.target, self.other)))
+        whom = " and ".join(self.ends)
         amount = f" {self.amount:.3g}" * bool(self.amount)
         return f"{self.at_s:.3f} s: {self.kind} {whom}{amount} for {self.lasts_s:.3f} s".replace("  ", " ")
 
@@ -76,6 +93,8 @@ MEDIUM: tuple[Kind, ...] = (
     *LIGHT,
     *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events"),
     *("clock-jump", "clock-drift"),
+    *("start-fails", "start-hangs"),
+    *("bit-flip", "slow-disk", "full-disk"),
 )
 HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
@@ -88,18 +107,36 @@ START_AGAIN_S = (0.5, 3.0)
 """After what time a program that ended is started again (s)."""
 BURST = (20, 200)
 """How many requests come at once."""
+SLOW_S = (0.01, 0.5)
+"""How much longer each use of a slow disk takes (s)."""
+
+
+def idle_kinds(deployment: Deployment) -> frozenset[Kind]:
+    """Return the faults that change nothing for a deployment."""
+    found = set[Kind]()
+    if not (deployment.is_disaggregated or deployment.kv_store.kv_store_size):
+        found.add("bit-flip")
+    if not any(getattr(pool.mocker, "kv_disk_size", 0.0) for pool in deployment.pools):
+        found |= {"slow-disk", "full-disk"}
+    return frozenset(found)
 
 
 def draw(
-    rng: random.Random, level: Level, workers: Sequence[str], others: Sequence[str], duration_s: float
+    rng: random.Random,
+    level: Level,
+    workers: Sequence[str],
+    others: Sequence[str],
+    duration_s: float,
+    *,
+    idle: Collection[Kind] = (),
 ) -> list[Fault]:
-    """Draw what happens within a time (s)."""
+    """Draw what happens within a time (s), except for kinds that would change nothing."""
     rates = LEVELS[level]
+    kinds = [kind for kind in rates.kinds if kind not in idle]
     if not rates.most:
         return []
     faults = [
-        _drawn(rng, rng.choice(rates.kinds), rates, workers, others, duration_s)
-        for _ in range(rng.randint(1, rates.most))
+        _drawn(rng, rng.choice(kinds), rates, workers, others, duration_s) for _ in range(rng.randint(1, rates.most))
     ]
     return sorted(faults, key=lambda fault: fault.at_s)
 
@@ -112,6 +149,8 @@ def _drawn(
         case "kill" | "restart":
             if kind == "kill" and rates.kills_others and rng.random() < 0.25:
                 target = rng.choice(others)
+            elif kind == "restart":
+                target = _or_planner(rng, target, rates, others)
             return Fault(kind, at_s, rng.uniform(*START_AGAIN_S), target)
         case "partition" | "half-open":
             ends = [*dict.fromkeys((target, rng.choice(workers), *others, DISCOVERY))]
@@ -123,6 +162,10 @@ def _drawn(
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.01, 0.5))
         case "lose-events" | "repeat-events":
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.01, 0.3))
+        case "bit-flip":
+            return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.001, 0.1))
+        case "slow-disk":
+            return Fault(kind, at_s, lasts_s, target, amount=rng.uniform(*SLOW_S))
         case "discovery-away" | "broker-away":
             return Fault(kind, at_s, lasts_s)
         case "discovery-wiped" | "broker-wiped":
@@ -135,7 +178,16 @@ def _drawn(
             return Fault(kind, at_s, lasts_s, rng.choice([*workers, *others]), amount=rng.uniform(-0.1, 0.1))
         case "overload":
             return Fault(kind, at_s, 0.0, amount=rng.randint(*BURST))
-    return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause
+        case "start-fails" | "start-hangs":
+            return Fault(kind, at_s, lasts_s)
+        case "pause":
+            target = _or_planner(rng, target, rates, others)
+    return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause, full-disk
+
+
+def _or_planner(rng: random.Random, worker: str, rates: Rates, others: Sequence[str]) -> str:
+    """Return a worker, or at times the planner, where others than workers are hit."""
+    return PLANNER if PLANNER in others and rates.kills_others and rng.random() < 0.25 else worker
 
 
 def bursts(faults: Sequence[Fault], questions: Sequence[Question]) -> list[Question]:
@@ -188,10 +240,12 @@ async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_
         if (undo := _begin(fault, stage, weather)) is None:
             return  # its program does not run now, or there is no such server
         weather.begin()
+        trouble = stage.story.trouble(fault.label, *fault.ends)
         on_event(f"{fault.kind} {fault.target}".strip())
         await asyncio.sleep(fault.lasts_s)
         undo()
         weather.end()
+        trouble.end(asyncio.get_running_loop().time())
         on_event(f"end of {fault.kind} {fault.target}".strip())
 
     await asyncio.gather(*(happen(fault) for fault in faults))
@@ -214,6 +268,8 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             return lambda: weather.delays.remove(fault.amount)
         case "lose-events":
             return _more(network, "event_loss", fault.amount)
+        case "bit-flip":
+            return _more(network, "bit_flips", fault.amount)
         case "repeat-events":
             return _more(network, "event_repeats", fault.amount) if network.broker else None
         case "discovery-away" | "broker-away":
@@ -228,16 +284,22 @@ def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object]
             if network.broker is None:
                 return None
             network.broker.wipe()
+        case "start-fails":
+            stage.num_failing += 1
+            return partial(_lower, stage, "num_failing")
+        case "start-hangs":
+            stage.num_hanging += 1
+            return partial(_lower, stage, "num_hanging")
         case "overload":
             pass  # see `bursts`
-        case "clock-jump" | "clock-drift" | "kill" | "lose-machine" | "restart" | "pause":
+        case "clock-jump" | "clock-drift" | "kill" | "lose-machine" | "restart" | "pause" | "slow-disk" | "full-disk":
             actor = next(stage.running([name]), None)
             return None if actor is None else _harm(fault, actor, stage)
     return lambda: None
 
 
-def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
-    """Let something happen to a program that runs; return what ends it."""
+def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object] | None:
+    """Let something happen to a program that runs; return what ends it, or None if it cannot happen now."""
     network, node = stage.network, actor.node
     match fault.kind:
         case "pause":
@@ -249,14 +311,31 @@ def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object]:
         case "clock-drift":
             actor.world.gain(fault.amount)
             return partial(actor.world.gain, 0.0)
+        case "slow-disk" | "full-disk":
+            return _harm_disks(fault, actor.engine)
         case "restart":
-            stage.stop(fault.target)
+            stage.restart(actor)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
-    return partial(stage.start_again, actor)
+    return partial(stage.see_end, actor)
+
+
+def _harm_disks(fault: Fault, engine: Mocker | None) -> Callable[[], object] | None:
+    """Make the disks of a worker slow or full, as long as this process uses them; return what ends it."""
+    if engine is None:
+        return None
+    if fault.kind == "full-disk":
+        engine.fill_disks(True)
+        return partial(engine.fill_disks, False)
+    engine.slow_disks(fault.amount)
+    return partial(engine.slow_disks, 0.0)
 
 
 def _more(network: Network, share: str, amount: float) -> Callable[[], object]:
     """Raise a share of the network's; return what lowers it again."""
     setattr(network, share, getattr(network, share) + amount)
     return lambda: setattr(network, share, max(getattr(network, share) - amount, 0.0))
+
+
+def _lower(stage: Stage, count: str) -> None:
+    setattr(stage, count, getattr(stage, count) - 1)

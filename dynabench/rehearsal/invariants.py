@@ -5,13 +5,14 @@ at its end       `of_answers` and the functions after it, once faults are over a
 """
 
 import asyncio
+import math
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, Kind, Weather
-from dynabench.rehearsal.stage import Actor, Stage
+from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, Actor, Stage
 from foundation.ordered_set import OrderedSet
 from serving.engines.mock.live import live_of
 from serving.life.flight import Flight
@@ -23,6 +24,7 @@ from serving.runtime.address import INSTANCES, Instance
 INVARIANTS = {
     "ends-once": "a request ends exactly once: with its last token, with an error, or as its client leaves",
     "right-text": "an answer has the text that it has without faults; one that breaks off has the beginning of it",
+    "unspoiled": "no KV is used whose bytes are not those that were written",
     "counted": "an answer has as many tokens as were asked for, and the usage states these and those of the prompt",
     "bounded": "a request ends within its time: 4 s, and the patience of each fault that meets it (a read of KV: its timeout)",
     "no-loss": "a request fails only if more faults meet it than it may migrate, all workers of a pool are affected at once, "
@@ -38,6 +40,11 @@ INVARIANTS = {
     "reached": "when faults are over, discovery knows every worker that runs, and every frontend can route to it",
     "known": "when events have settled, each router knows the blocks that its engines have, and no others",
     "alive": "no program ends by an error, and none logs one that is a defect of its own",
+    "planned": "no pool has fewer or more workers than its planner may give it, all fit the GPU budget, and no decision "
+    "changes a pool by more than the largest step",
+    "drained": "a worker that is asked to end does so when its requests are over, or after its drain time",
+    "settled": "while no requests come and nothing is wrong, no pool both grows and shrinks",
+    "followed": "when faults are over, a planner plans; it knows the workers, and each pool has as many as it ordered, all ready",
     "serves-again": "when all faults are over, every frontend answers a request",
 }
 """The sentence of each, by name."""
@@ -54,16 +61,32 @@ ORPHAN_S = 0.05
 """How long an engine may work at a request that is over for its client, while nothing is wrong (s)."""
 CALM_S = 15.0
 """After what time without faults nothing is wrong (s)."""
+RESTART_S = 7.0
+"""How long a program that ended is away: its supervisor waits, and it takes a while to start (s)."""
+NOBODY_S = 30.0
+"""How long a request waits for a worker while there is none (s)."""
+ASIDE = frozenset({PLANNER, SUPERVISOR})
+"""Programs through which no request passes."""
+FULL = "all workers are full"
+"""What the error says if requests are refused because of the workers' queues."""
 MOST_KEPT = 24
 """Most entries of a container that is not a cache, when all requests are over."""
 MOST_QUEUED = 4000
 """Most items that a frontend keeps for a client that reads slowly: readers pause their workers at a thousand."""
+FULL = "all workers are full"
+"""What a frontend says that has room itself, but no worker with room: it may, where faults took workers or brought requests."""
 
 LOSSES: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart", "pause", "partition", "half-open", "reset"})
 """Faults by which a request may lose its worker."""
-SILENT: frozenset[Kind] = frozenset({"lose-machine", "partition", "half-open", "pause"})
-"""Faults after which nobody hangs up."""
-STALLS: frozenset[Kind] = LOSSES | {"discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay"}
+SILENT: frozenset[Kind] = frozenset({"lose-machine", "partition", "half-open", "pause", "bit-flip"})
+"""Faults after which nobody hangs up, or a length is wrong and the rest never comes."""
+ENDS: frozenset[Kind] = frozenset({"kill", "lose-machine", "restart"})
+"""Faults after which a program is started again."""
+NO_STARTS: frozenset[Kind] = frozenset({"start-fails", "start-hangs", "discovery-away"})
+"""Faults by which a worker does not start again."""
+STALLS: frozenset[Kind] = LOSSES | {
+    *("discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay", "bit-flip", "slow-disk"),
+}
 """Faults that may delay a request."""
 
 
@@ -72,6 +95,8 @@ class Violation(NamedTuple):
 
     invariant: str
     what: str
+    at_s: float | None = None
+    """When it was seen (s after the first request could be sent); None: at the end."""
 
     def __str__(self) -> str:
         """Name it, and say what was found."""
@@ -91,6 +116,12 @@ class Met(NamedTuple):
     """How often a request may lose its worker."""
     read_s: float = 0.0
     """How long a read of KV waits for a machine that is silent (s); 0: none is read."""
+    there: Sequence[tuple[float, Sequence[set[str]]]] = ()
+    """The pools that took the place of `pools`, and when (s, by the loop's clock)."""
+    routers: Sequence[str] = ()
+    """The routers that are programs of their own."""
+    needs_kv: bool = False
+    """Whether a request fails whose KV cannot be read from another worker (`kv_load_failure_policy`)."""
 
     def during(self, answer: Answer, kinds: frozenset[Kind]) -> list[Fault]:
         """Return the faults that may have affected a request."""
@@ -98,28 +129,58 @@ class Met(NamedTuple):
         return [
             fault
             for fault in self.faults
-            if fault.kind in kinds and fault.at_s <= last_s and first_s <= fault.at_s + fault.lasts_s + TAIL_S
+            if fault.kind in kinds and fault.at_s <= last_s and first_s <= self._over_s(fault) + TAIL_S
         ]
+
+    def _over_s(self, fault: Fault) -> float:
+        """Return when a fault is over, or its program can start again (s after the first request)."""
+        over_s = fault.at_s + fault.lasts_s
+        for other in self.faults if fault.kind in ENDS else ():  # in order of time
+            if other.kind in NO_STARTS and other.at_s <= over_s + RESTART_S:
+                over_s = max(over_s, other.at_s + other.lasts_s)
+        return over_s
+
+    def _pools_during(self, answer: Answer) -> Iterator[set[str]]:
+        """Yield the workers of each pool while a request was in progress."""
+        if not self.there:
+            yield from self.pools
+        for place, (since_s, pools) in enumerate(self.there):
+            until_s = self.there[place + 1][0] if place + 1 < len(self.there) else math.inf
+            if since_s <= answer.ended_s and answer.asked_s <= until_s:
+                yield from pools
 
     def bound_s(self, answer: Answer) -> float:
         """Return how long a request may take (s)."""
         stalls = self.during(answer, STALLS)
         read_s = self.read_s if any(fault.kind in SILENT for fault in stalls) else 0.0
-        return OWN_S + read_s + sum(min(fault.lasts_s, PATIENCE_S) + 1.0 for fault in stalls)
+        nobody_s = NOBODY_S if any(self._over_s(fault) > fault.at_s + fault.lasts_s for fault in stalls) else 0.0
+        return OWN_S + read_s + nobody_s + sum(_patience_s(fault) + 1.0 for fault in stalls)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""
-        losses = self.during(answer, LOSSES)
+        losses = [fault for fault in self.during(answer, LOSSES) if ASIDE.isdisjoint((fault.target, fault.other))]
         targets = {name for fault in losses for name in (fault.target, fault.other)}
-        workers = set[str]().union(*self.pools)
+        pools = list(self._pools_during(answer))
+        workers = set[str]().union(*self.pools, *(pool for _, pools in self.there for pool in pools))
         hurt = {fault.target for fault in losses if not fault.other} - workers
         return (
             len(losses) > self.num_migrations
-            or any(pool <= targets for pool in self.pools)
+            or any(pool <= targets for pool in pools)
             or answer.frontend in hurt
-            or bool(hurt - set(self.frontends))
+            or bool(hurt & set(self.routers))
+            or (self.needs_kv and bool(self.during(answer, frozenset({"bit-flip"}))))
             or bool(self.during(answer, frozenset({"broker-away", "broker-wiped"})))
         )
+
+
+def _patience_s(fault: Fault) -> float:
+    """Return how long a fault may delay a request (s)."""
+    match fault.kind:
+        case "broker-away":
+            return fault.lasts_s  # an answer that has begun waits for the server, however long
+        case "bit-flip":
+            return PATIENCE_S  # where a length is wrong, the rest is awaited longer than the fault lasts
+    return min(fault.lasts_s + RESTART_S * (fault.kind in ENDS), PATIENCE_S)
 
 
 # While it runs
@@ -128,12 +189,16 @@ class Met(NamedTuple):
 class Watch:
     """Looks at every program while it runs; keeps the first violation of each invariant."""
 
-    def __init__(self, stage: Stage, answers: Sequence[Answer], weather: Weather) -> None:
-        """Watch a stage; `answers` grows as requests are sent."""
+    def __init__(
+        self, stage: Stage, answers: Sequence[Answer], weather: Weather, also: Callable[[float], Iterator[Violation]]
+    ) -> None:
+        """Watch a stage; `answers` grows as requests are sent, and `also` looks at more each time."""
+        self._also = also
         self._stage = stage
         self._answers = answers
         self._weather = weather
         self._limits = limits_of(stage)
+        self._began_s = asyncio.get_running_loop().time()
         self._by_id: dict[str, Answer] = {}
         self._legs: dict[Leg, None] = {}  # the last that were seen, kept so that no other takes their place
         self._ranks: dict[LiveRouting, set[int]] = {}  # the instances that were there then
@@ -148,17 +213,20 @@ class Watch:
         """Look until cancelled."""
         while True:
             now = asyncio.get_running_loop().time()
-            for invariant, what in self._look(now):
-                self._found.setdefault(invariant, Violation(invariant, f"{what}, at {now:.3f} s"))
+            at_s = now - self._began_s
+            for invariant, what, _ in (*self._look(now), *self._also(now)):
+                self._found.setdefault(invariant, Violation(invariant, f"{what}, at {at_s:.3f} s", at_s))
             await asyncio.sleep(LOOK_S)
 
     def _look(self, now: float) -> Iterator[Violation]:
         for frontend in self._stage.running(self._stage.frontends):
-            yield from _busy(frontend, self._limits[frontend.program.name])
+            yield from _busy(frontend, self._limits[frontend.program.name] + 2 * _num_asked(self._stage))
             yield from self._placed(frontend)
         is_calm = self._weather.is_calm(CALM_S)
         for worker in self._stage.running(self._stage.workers):
-            name, working = worker.program.name, Counter(_requests(worker))
+            name, working = worker.program.name, Counter(requests_at(worker))
+            for what in worker.spoiled:
+                yield Violation("unspoiled", f"{name} used KV with {what} wrong")
             for id, count in working.items():
                 if count > 1:
                     yield Violation("once", f"{name} works {count} times at {id}")
@@ -209,13 +277,18 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
                 yield Violation("memory", f"{name} keeps {most} items of worker {instance_id:x} for one client")
 
 
+def _num_asked(stage: Stage) -> int:
+    """Return how many requests for its metrics a planner may have at a frontend; they are open there like others."""
+    return int(PLANNER in stage.programs)
+
+
 def _flights(frontend: Actor) -> Iterator[Flight]:
     """Yield the requests that a frontend answers."""
     for response in () if frontend.handlers is None else frontend.handlers.answering._responses:
         yield from (choice.attempts.flight for choice in response._accepted.choices)
 
 
-def _requests(worker: Actor) -> Iterator[str]:
+def requests_at(worker: Actor) -> Iterator[str]:
     """Yield the requests at which a worker's engine works."""
     for rank in () if worker.engine is None else worker.engine.ranks:
         yield from (live_of(sequence).request_id for sequence in rank.engine.sequences())
@@ -274,6 +347,8 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
         if not answer.error or answer.has_left:
             continue
         asked = answer.question
+        if FULL in answer.error and met.during(answer, LOSSES | {"overload"}):
+            continue
         if answer.status == 429:
             num_open = sum(
                 one.frontend == answer.frontend
@@ -281,7 +356,7 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
                 and one.ended_s >= answer.asked_s - OWN_S * bool(met.faults)
                 for one in answers
             )
-            if num_open <= limits[answer.frontend]:
+            if num_open <= (1 if FULL in answer.error else limits[answer.frontend]):
                 yield Violation("shed", f"{asked.id} was refused although at most {num_open} requests were in progress")
         elif not met.excuses(answer):
             losses = "; ".join(map(str, met.during(answer, LOSSES))) or "no fault"
@@ -295,7 +370,8 @@ def at_rest(stage: Stage) -> Iterator[Violation]:
     """Check that nothing is left of requests that are over."""
     for actor in stage.running([*stage.frontends, *stage.routers]):
         name = actor.program.name
-        if actor.handlers is not None and (num_open := actor.handlers.answering.num_open):
+        num_open = 0 if actor.handlers is None else actor.handlers.answering.num_open
+        if num_open > _num_asked(stage):
             yield Violation("released", f"{name} has {num_open} requests in progress")
         for routing in _routings(actor):
             for rank, books in routing.books():
@@ -385,7 +461,7 @@ def _contents(value: Any) -> list[Any]:
 
 def of_programs(stage: Stage) -> Iterator[Violation]:
     """Check that no program ended by itself."""
-    for name, error in stage.failures():
+    for name, error in stage.failures.items():
         yield Violation("alive", f"{name} ended: {error!r:.300}")
 
 

@@ -75,12 +75,13 @@ class LivelockError(VirtualLoopError):
 class VirtualLoop(asyncio.BaseEventLoop):
     """See the module. Use `run`, which also ends what is left."""
 
-    def __init__(self, *, max_s: float = math.inf, max_at_once: int = 1_000_000) -> None:
+    def __init__(self, *, max_s: float = math.inf, max_at_once: int = 1_000_000, is_strict: bool = False) -> None:
         """Begin at `START_S`.
 
         Args:
             max_s: the most virtual time that may pass (s).
             max_at_once: the most callbacks that may run without time passing.
+            is_strict: whether the simulation ends when a program wants something from outside, also if it does not mind.
         """
         super().__init__()
         self._ready: deque[asyncio.Handle]
@@ -91,6 +92,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = START_S
         self._end_s = START_S + max_s
         self._max_at_once = max_at_once
+        self._is_strict = is_strict
+        self._refused: OutsideError | None = None
         self._num_at_once = 0
         self._num_run = 0
         self._last: deque[asyncio.Handle] = deque()
@@ -101,7 +104,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._kept: list[object] = []  # of the dead
         self._signals: dict[tuple[Node | None, int], Callable[[], object]] = {}
         for name in OUTSIDE:
-            setattr(self, name, _refusal(name))
+            setattr(self, name, self._refusal(name))
         self.create_server = create_server  # type: ignore[assignment, method-assign]
         self.create_connection = create_connection  # type: ignore[assignment, method-assign]
 
@@ -158,7 +161,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     ) -> asyncio.Handle:
         """Call soon; in virtual time there is one thread."""
         if self._thread_id not in (None, threading.get_ident()):
-            raise OutsideError(
+            raise self.refuse(
                 f"the thread {threading.current_thread().name} calls into virtual time; expected no threads"
             )
         return self.call_soon(callback, *args, context=context)
@@ -201,7 +204,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for node in dict.fromkeys(self._tasks.values()):
             if node is not None:
                 node.is_dead = True
-        self._num_at_once = 0
+        self._num_at_once, self._refused = 0, None
         tasks = [task for task, node in self._tasks.items() if node is None and not task.done()]
         for task in tasks:
             task.cancel()
@@ -209,8 +212,24 @@ class VirtualLoop(asyncio.BaseEventLoop):
             with contextlib.suppress(VirtualLoopError):
                 self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
+    def _refusal(self, name: str) -> Callable[..., Never]:
+        def refuse(*_: Any, **__: Any) -> Never:
+            raise self.refuse(
+                f"the program calls {name} of its event loop, and nothing outside of the process exists in virtual time; "
+                "expected the memory network (discovery backend 'memory')"
+            )
+
+        return refuse
+
+    def refuse(self, message: str) -> OutsideError:
+        """Return an error to raise for what is not in virtual time; a strict simulation ends with it."""
+        self._refused = OutsideError(message)
+        return self._refused
+
     def _run_once(self) -> None:
         """Run what is ready, after a jump to the next timer if nothing is."""
+        if self._refused is not None and self._is_strict:
+            raise self._refused
         self._release()
         self._drop_cancelled()
         ready, scheduled = self._ready, self._scheduled
@@ -309,7 +328,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self.call_soon(lambda: self.create_task(agen.aclose()), context=context)
 
 
-def run(main: Coroutine[Any, Any, Result], *, max_s: float = math.inf, max_at_once: int = 1_000_000) -> Result:
+def run(
+    main: Coroutine[Any, Any, Result],
+    *,
+    max_s: float = math.inf,
+    max_at_once: int = 1_000_000,
+    is_strict: bool = False,
+) -> Result:
     """Run a coroutine on a virtual loop, and return its result; what is left at its end, is ended.
 
     The coroutine belongs to no node. At its end all nodes die; tasks of no node are cancelled.
@@ -318,11 +343,12 @@ def run(main: Coroutine[Any, Any, Result], *, max_s: float = math.inf, max_at_on
         main: the coroutine.
         max_s: the most virtual time that may pass (s).
         max_at_once: the most callbacks that may run without time passing.
+        is_strict: whether it ends when a program wants something from outside, also if the program does not mind.
 
     Raises:
         VirtualLoopError: everything waits for good, spins, takes too long, or wants something from outside.
     """
-    loop = VirtualLoop(max_s=max_s, max_at_once=max_at_once)
+    loop = VirtualLoop(max_s=max_s, max_at_once=max_at_once, is_strict=is_strict)
     was_collecting = gc.isenabled()
     gc.collect()
     gc.disable()
@@ -340,16 +366,6 @@ def run(main: Coroutine[Any, Any, Result], *, max_s: float = math.inf, max_at_on
                 gc.collect()
             if was_collecting:
                 gc.enable()
-
-
-def _refusal(name: str) -> Callable[..., Never]:
-    def refuse(*_: Any, **__: Any) -> Never:
-        raise OutsideError(
-            f"the program calls {name} of its event loop, and nothing outside of the process exists in virtual time; "
-            "expected the memory network (discovery backend 'memory')"
-        )
-
-    return refuse
 
 
 def _bury(task: asyncio.Task[Any]) -> None:

@@ -1,10 +1,11 @@
 """A rehearsal: one deployment, one workload, the faults of one seed, and what did not hold."""
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -23,8 +24,13 @@ from dynabench.rehearsal.invariants import (
     of_failures,
     of_programs,
 )
-from dynabench.rehearsal.loop import VirtualLoopError, run
+from dynabench.rehearsal.loop import OutsideError, VirtualLoopError, run
+from dynabench.rehearsal.of_planner import PlanWatch, of_plan
+from dynabench.rehearsal.own import is_chat, without_threads
 from dynabench.rehearsal.stage import Stage
+from dynabench.rehearsal.story import Story
+from dynabench.rehearsal.supervisor import Supervisor
+from foundation.errors import UserError
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
@@ -34,6 +40,8 @@ UP_S = 5.0
 """Within this time after the start every worker is known (s)."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
+NOT_OF_OWN_ENGINES = {"counted"}
+"""Invariants that the user's own engine need not keep: it may answer with as many tokens as it likes."""
 LONGEST_S = 2000.0
 """How long a rehearsal may take (s)."""
 
@@ -44,6 +52,8 @@ class Rehearsal(msgspec.Struct, frozen=True):
     seed: int
     questions: list[Question]
     faults: list[Fault]
+    own_engine: str = ""
+    """`pystr:FILE` or `pytok:FILE`: what each worker runs instead of its engine."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -58,38 +68,56 @@ class Outcome(msgspec.Struct, frozen=True):
     """Of the requests that were answered."""
     num_failed: int
     happened: list[str]
-    """The faults that happened."""
+    """The faults that happened, and the pools that a planner changed."""
 
 
-def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None) -> Outcome:
+def rehearse(
+    deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str] | None = None, story: Story | None = None
+) -> Outcome:
     """Carry out a rehearsal.
 
     Args:
         deployment: what is rehearsed.
         rehearsal: the requests and the faults.
         texts: the answers without faults (None: they are not compared).
+        story: is told what happens.
+
+    Raises:
+        UserError: a program wants something that does not exist in virtual time.
     """
     logged = _Logged()
     root = logging.getLogger()
     root.addHandler(logged)
+    logging.getLogger("uvicorn.error").addFilter(_is_shown)
+    own = without_threads() if rehearsal.own_engine else contextlib.nullcontext()
     try:
-        return run(_whole(deployment, rehearsal, texts or {}, logged), max_s=LONGEST_S)
+        with own:
+            return run(
+                _whole(deployment, rehearsal, texts or {}, logged, story or Story()), max_s=LONGEST_S, is_strict=True
+            )
+    except OutsideError as error:
+        raise UserError(f"this cannot be rehearsed: {error}") from error
     except VirtualLoopError as error:
         return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, [])
     finally:
         root.removeHandler(logged)
 
 
-async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged") -> Outcome:
+async def _whole(
+    deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged", story: Story
+) -> Outcome:
     loop, weather, faults = asyncio.get_running_loop(), Weather(), rehearsal.faults
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
-    stage = Stage(deployment, rehearsal.seed, network)
-    stage.start()
-    start_s, happened, answers = loop.time(), list[str](), list[Answer]()
+    stage = Stage(deployment, rehearsal.seed, network, story, own_engine=rehearsal.own_engine)
+    supervisor = Supervisor(stage, deployment)
+    supervising = supervisor.begin(rehearsal.seed)
+    start_s, happened, answers = loop.time(), list[str](), story.answers
     await asyncio.sleep(UP_S)
-    client, met = network.node("client"), _met(deployment, stage, faults)
-    watch = Watch(stage, answers, weather)
+    story.began_s = loop.time()
+    planned = PlanWatch(deployment, stage, supervisor, answers, weather)
+    client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
+    watch = Watch(stage, answers, weather, planned.look)
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")):
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
@@ -97,6 +125,7 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
         await asyncio.gather(asking, carry_out(faults, stage, weather, happened.append))
         await asyncio.sleep(SETTLE_S)
         watching.cancel()
+        story.checked_s = loop.time()
         found = [
             *watch.violations,
             *of_answers(answers, texts, met),
@@ -104,25 +133,46 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *at_rest(stage),
             *of_programs(stage),
             *of_discovery(stage),
+            *of_plan(deployment, stage, supervisor, loop.time()),
+            *(Violation("alive", f"the supervisor ended: {error!r}") for error in _ended(supervising)),
             *(Violation("alive", said) for said in logged.defects),
         ]
         again = list[Answer]()
         model = deployment.pools[0].served_name
-        last = [Question(number, 0.0, [1, 2, 3], 4, model=model) for number in range(len(stage.frontends))]
+        chats = is_chat(rehearsal.own_engine)
+        last = [
+            Question(number, 0.0, [97, 98, 99], 4, model=model, is_chat=chats) for number in range(len(stage.frontends))
+        ]
         await asyncio.create_task(ask_all(last, stage.frontends, again), context=client.context())
         found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
     return Outcome(
         rehearsal.seed,
-        found,
+        [one for one in dict.fromkeys(found) if not (rehearsal.own_engine and one.invariant in NOT_OF_OWN_ENGINES)],
         _digest(answers),
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         sum(bool(answer.error) for answer in answers),
-        happened,
+        [*happened, *_changes(supervisor)],
     )
 
 
-def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
+def _changes(supervisor: Supervisor) -> Iterator[str]:
+    """Yield what a planner changed."""
+    for change in supervisor.hands.roster.changes if supervisor.hands else ():
+        yield f"{'grow' if change.after > change.before else 'shrink'} {change.pool}"
+
+
+def _ended(supervising: asyncio.Task[None]) -> list[BaseException | None]:
+    """Return why the supervisor ended, if it did."""
+    return [supervising.exception()] if supervising.done() else []
+
+
+def _met(
+    deployment: Deployment,
+    stage: Stage,
+    faults: Sequence[Fault],
+    there: Sequence[tuple[float, Sequence[set[str]]]],
+) -> Met:
     """Return what decides which requests may fail, now that requests are sent."""
     pools = [
         {name for name in stage.workers if stage.programs[name].settings[0].role == role}
@@ -130,12 +180,20 @@ def _met(deployment: Deployment, stage: Stage, faults: Sequence[Fault]) -> Met:
     ]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
-    return Met(faults, asyncio.get_running_loop().time(), pools, stage.frontends, limit, read_s)
+    policies = {getattr(pool.mocker, "kv_load_failure_policy", "fail") for pool in deployment.pools}
+    needs_kv = deployment.is_disaggregated and "fail" in policies
+    began_s = asyncio.get_running_loop().time()
+    return Met(faults, began_s, pools, stage.frontends, limit, read_s, there, stage.routers, needs_kv)
 
 
 def _digest(answers: Sequence[Answer]) -> str:
     seen: Any = [(one.question.number, one.status, one.error, one.text, one.first_s, one.ended_s) for one in answers]
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
+
+
+def _is_shown(_: logging.LogRecord) -> bool:
+    """Return whether somebody wants to see logs; uvicorn has a handler of its own, which does not ask."""
+    return any(not isinstance(handler, _Logged) for handler in logging.getLogger().handlers)
 
 
 class _Logged(logging.Handler):

@@ -29,6 +29,9 @@ class RehearseConfig:
     rate: Annotated[float, Meta(gt=0)] = 12.0
     """Requests per second, of generated requests."""
 
+    own_engine: str | None = None
+    """Your own engine at each worker: pystr:FILE or pytok:FILE, as after out= of dynamo-run."""
+
     replay: Path | None = None
     """Replay a rehearsal that failed, from the file that was written then, with all logs."""
 

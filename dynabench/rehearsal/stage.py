@@ -8,6 +8,7 @@ the network, the clocks and the randomness below it are simulated.
 
 import asyncio
 import random
+import signal
 from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context
 from dataclasses import dataclass, field
@@ -15,14 +16,19 @@ from functools import partial
 from typing import Any
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.file import from_plain
 from dynabench.deployment.processes import deployment_programs
-from dynabench.rehearsal.tcp import MemorySocket
+from dynabench.planner.programs import check_planner, has_planner, planner_program
+from dynabench.planner.service import PlannerService
+from dynabench.rehearsal.own import own_engine
+from dynabench.rehearsal.story import NotedService, Story, Stretch
+from dynabench.rehearsal.tcp import PORT, MemoryConnector, MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import Mocker
 from serving.frontend.app import Frontend
 from serving.frontend.models import Models
-from serving.frontend.server import serve_frontend
+from serving.frontend.server import GROUP, serve_frontend
 from serving.kv_tiers.store import serve_store
 from serving.routing.service import RouterService
 from serving.runtime.config import RuntimeConfig
@@ -30,15 +36,23 @@ from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.memory.network import Network
 from serving.runtime.memory.node import Node
 from serving.runtime.ports import RuntimeUnavailableError
+from serving.runtime.stopping import until_stopped
 from serving.runtime.world import SeededWorld, within
 from serving.supervision.group import Program
+from serving.supervision.process import PARENT, report_ready
+from serving.worker.config import WorkerConfig
 from serving.worker.loop import run_worker
 
-PORT = 8000
-"""Where each frontend serves HTTP, at its own node."""
 NAMESPACE = "rehearsal"
-RESTART_S = 1.0
-"""After what time a program that ended is started again (s)."""
+PLANNER = "planner"
+"""The name of the planner."""
+SUPERVISOR = "supervisor"
+"""The name of who starts the programs."""
+MORE = 3
+"""How many of the workers that a planner adds to a pool may be hit by faults."""
+KILLED = -signal.SIGKILL
+HANGS_S = 0.1
+"""How often a worker whose start hangs looks whether it may go on (s)."""
 MEMORY = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
 
 
@@ -50,7 +64,20 @@ class Actor:
     node: Node
     world: SeededWorld
     stopping: asyncio.Event
+    story: Story
+    life: Stretch
+    """When it runs."""
     task: asyncio.Task[None] = field(init=False)
+    code: int | None = None
+    """The exit code that its parent sees, negative if a signal ended it; None before."""
+    asked_s: float | None = None
+    """When it was first asked to end (s, by the loop's clock)."""
+    is_restarting: bool = False
+    """Whether a fault has asked it to end."""
+    is_harmed: bool = False
+    """Whether a fault ended it, or is the reason why it ended at once."""
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once its parent sees its end."""
     models: Models | None = None
     """Of a frontend: its models, once it has begun."""
     handlers: Frontend | None = None
@@ -59,34 +86,71 @@ class Actor:
     """Of a router that is a program of its own: its service, once it has begun."""
     engine: Mocker | None = None
     """Of a worker: its engine."""
+    planner: PlannerService | None = None
+    """Of a planner: its service, once it is connected."""
+    spoiled: list[str] = field(default_factory=list)
+    """Of a worker: the KV that it used although its bytes were wrong."""
+
+    def see_kv(self, found: memoryview, wanted: bytes) -> None:
+        """Compare KV that is used with what it should be."""
+        if found != wanted:
+            wrong = sum(one != other for one, other in zip(found, wanted, strict=True))
+            self.spoiled.append(f"{wrong} of {len(wanted)} bytes")
 
 
 def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
-    """Return the names of a deployment's workers, and of its other programs.
+    """Return the names of a deployment's workers, those that a planner may add included, and of its other programs.
 
     Raises:
         UserError: one of them cannot run in virtual time.
     """
     stage = Stage(deployment, 0, Network(random.Random(0)))
-    return stage.workers, [name for name in stage.programs if name not in stage.workers]
+    workers, others = stage.workers, [name for name in stage.programs if name not in stage.workers]
+    if not has_planner(deployment):
+        return workers, others
+    more = [f"{pool.name}-{pool.replicas + number}" for pool in deployment.pools for number in range(MORE)]
+    return [*workers, *more], [*others, SUPERVISOR]
 
 
 class Stage:
     """See the module. It begins empty; `start` starts every program."""
 
-    def __init__(self, deployment: Deployment, seed: int, network: Network) -> None:
+    def __init__(
+        self, deployment: Deployment, seed: int, network: Network, story: Story | None = None, *, own_engine: str = ""
+    ) -> None:
         """Prepare the programs.
+
+        Args:
+            deployment: the deployment.
+            seed: of everything random.
+            network: on which they run.
+            story: is told what happens.
+            own_engine: `pystr:FILE` or `pytok:FILE`, which each worker runs instead of its engine.
 
         Raises:
             UserError: one of them cannot run in virtual time.
         """
-        self.network, self._seed = network, seed
-        found = deployment_programs(deployment, MEMORY, namespace=NAMESPACE, descriptor=0, seed=seed)
+        check_planner(deployment)
+        self._own = own_engine
+        self.network, self.story, self._seed = network, story or Story(), seed
+        with within(SeededWorld(seed, "programs")):
+            found = deployment_programs(deployment, MEMORY, namespace=NAMESPACE, descriptor=0, seed=seed)
+        if has_planner(deployment):
+            found.append(planner_program(deployment, MEMORY, namespace=NAMESPACE, url=f"http://frontend:{PORT}"))
         self.programs = {program.name: program for program in found}
+        """Those of the deployment, and those that the planner started, whether or not they run."""
         for program in found:
             _main_of(program)
         self.actors: dict[str, Actor] = {}
         """The last of each program."""
+        self.failures: dict[str, BaseException] = {}
+        """The programs that ended by an error of their own."""
+        self.on_end: Callable[[Actor], object] = lambda _: None
+        """Is called when a program's code has ended, and before its parent ends it at once."""
+        self.num_failing = 0
+        """Faults in force by which workers fail as they start."""
+        self.num_hanging = 0
+        """Faults in force by which workers hang as they start."""
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -105,47 +169,102 @@ class Stage:
         return [name for name, program in self.programs.items() if _module(program) in ENGINES]
 
     def start(self, *names: str) -> None:
-        """Start programs (default: all)."""
-        for name in names or self.programs:
-            program = self.programs[name]
-            number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
-            node, world = self.network.node(name), SeededWorld(self._seed, f"{name} {number}")
-            actor = self.actors[name] = Actor(program, node, world, asyncio.Event())
-            with within(world):
-                actor.task = asyncio.create_task(_main_of(program)(actor), context=node.context(), name=name)
-            actor.task.add_done_callback(partial(self._supervise, actor), context=Context())
+        """Start programs at once, without a parent."""
+        for name in names:
+            self.launch(self.programs[name])
+
+    def launch(
+        self, program: Program, *, takes_s: float = 0.0, on_ready: Callable[[str], object] = lambda _: None
+    ) -> Actor:
+        """Start a program.
+
+        Args:
+            program: the program; it need not be the deployment's.
+            takes_s: how long its process takes until its own code runs (s).
+            on_ready: is called with the name by which others know it once it is ready.
+        """
+        name = program.name
+        self.programs[name] = program
+        number = self._incarnations[name] = self._incarnations.get(name, -1) + 1
+        node, world = self.network.node(name), SeededWorld(self._seed, f"{name} {number}")
+        life = self.story.live(name)
+        actor = self.actors[name] = Actor(program, node, world, asyncio.Event(), self.story, life)
+        with within(world):
+            context = node.context()
+            context.run(PARENT.set, on_ready)
+            actor.task = asyncio.create_task(self._process(actor, takes_s), context=context, name=name)
+        actor.task.add_done_callback(partial(self._on_done, actor), context=Context())
+        return actor
+
+    def _main(self, actor: Actor) -> Coroutine[Any, Any, None]:
+        """Return what a program does."""
+        if self._own and _module(actor.program) in ENGINES:
+            return _own(actor, self._own)
+        return _main_of(actor.program)(actor)
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
-        """End a program as the kernel does, or with its whole machine."""
-        self.network.kill(self.actors[name].node, is_lost=is_lost)
-
-    def stop(self, name: str) -> None:
-        """Ask a program to end."""
+        """Let a fault end a program, as the kernel does, or with its whole machine; then its parent sees it later."""
         actor = self.actors[name]
-        actor.node.context().run(actor.stopping.set)
+        actor.is_harmed = True
+        self._kill(actor, is_lost=is_lost)
 
-    def start_again(self, actor: Actor) -> None:
-        """Start a program that ended, as its supervisor does: if it still runs, it is killed first."""
-        name = actor.program.name
-        if self.actors[name] is not actor:
-            return  # it has been started again
+    def signal(self, actor: Actor, number: int) -> None:
+        """Send a signal to a program: SIGTERM asks it to end, SIGINT after that ends it at once."""
+        if actor.code is not None or actor.node.is_dead:
+            return
+        is_asked = actor.asked_s is not None
+        if not is_asked:
+            actor.asked_s = asyncio.get_running_loop().time()
+        if number == signal.SIGKILL:
+            self.on_end(actor)
+            self._kill(actor)
+        elif is_asked:
+            actor.is_harmed |= actor.is_restarting  # its parent could not know that it had been asked
+            self.on_end(actor)
+            asyncio.get_running_loop().call_soon(actor.task.cancel, context=actor.node.context())
+        else:
+            actor.node.context().run(actor.stopping.set)
+
+    def _kill(self, actor: Actor, *, is_lost: bool = False) -> None:
+        actor.life.end(asyncio.get_running_loop().time())
         if not actor.node.is_dead:
-            self.kill(name)
-        self.start(name)
+            self.network.kill(actor.node, is_lost=is_lost)
+        if not is_lost:
+            _end(actor, KILLED)
 
-    def _supervise(self, actor: Actor, task: asyncio.Task[None]) -> None:
-        """Start a program again that ended because something it needs was away."""
-        if not task.cancelled() and isinstance(task.exception(), RuntimeUnavailableError):
-            self.kill(actor.program.name)
-            asyncio.get_running_loop().call_later(RESTART_S, self.start_again, actor, context=Context())
+    def restart(self, actor: Actor) -> None:
+        """Let a fault ask a program to end, unless its parent has."""
+        if actor.asked_s is None:
+            actor.is_restarting = True
+            self.signal(actor, signal.SIGTERM)
 
-    def failures(self) -> Iterator[tuple[str, BaseException]]:
-        """Yield the programs that ended by an error of their own."""
-        for name, actor in self.actors.items():
-            task = actor.task
-            error = task.exception() if task.done() and not task.cancelled() else None
-            if error is not None and not isinstance(error, RuntimeUnavailableError):  # then it is started again
-                yield name, error
+    def see_end(self, actor: Actor) -> None:
+        """Let the parent of a program see its end; if it still runs, it is killed."""
+        if actor.code is None:
+            actor.is_harmed = True
+            self._kill(actor)
+
+    async def _process(self, actor: Actor, takes_s: float) -> None:
+        """Run a program's process; one that is asked to end before its own code runs does so at once."""
+        is_worker = _module(actor.program) in ENGINES
+        await until_stopped(actor.stopping, asyncio.sleep(takes_s))
+        if is_worker and self.num_failing:
+            raise RuntimeUnavailableError("a fault ended it as it started")
+        while is_worker and self.num_hanging and not actor.stopping.is_set():
+            await until_stopped(actor.stopping, asyncio.sleep(HANGS_S))
+        if not actor.stopping.is_set():
+            await self._main(actor)
+
+    def _on_done(self, actor: Actor, task: asyncio.Task[None]) -> None:
+        """Let a process end whose code has."""
+        actor.life.end(asyncio.get_running_loop().time())
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, RuntimeUnavailableError):  # what it needs was away
+            self.failures[actor.program.name] = error
+        self.on_end(actor)
+        if not actor.node.is_dead:
+            self.network.kill(actor.node)
+        _end(actor, 1 if task.cancelled() or error is not None else 0)
 
     def running(self, names: list[str]) -> Iterator[Actor]:
         """Yield the programs of these names that run."""
@@ -153,6 +272,12 @@ class Stage:
             actor = self.actors.get(name)
             if actor is not None and not actor.node.is_dead and not actor.task.done():
                 yield actor
+
+
+def _end(actor: Actor, code: int) -> None:
+    if actor.code is None:
+        actor.code = code
+        actor.ended.set()
 
 
 Main = Callable[[Actor], Coroutine[Any, Any, None]]
@@ -168,19 +293,34 @@ async def _frontend(actor: Actor) -> None:
         def see(handlers: Frontend) -> None:
             actor.handlers = handlers
 
-        await serve_frontend(runtime, config, models, listener, see=see)
+        group = actor.program.environment.get(GROUP, "")
+        await serve_frontend(runtime, config, models, listener, group=group, see=see)
 
 
 async def _mocker(actor: Actor) -> None:
     worker, simulated, answers, transfer, lease, network = actor.program.settings
     actor.engine = Mocker(worker, simulated.config, simulated.timing, answers=answers, transfer=transfer, lease=lease)
-    await run_worker(network, worker, actor.engine, actor.stopping, default_name="mock")
+    actor.engine.on_used = actor.see_kv
+    await _work(actor, network, worker, actor.engine, "mock")
 
 
 async def _echo(actor: Actor) -> None:
     worker, network = actor.program.settings
     kind: Any = actor.program.arguments[2]
-    await run_worker(network, worker, Echo(kind), actor.stopping)
+    await _work(actor, network, worker, Echo(kind))
+
+
+async def _own(actor: Actor, engine: str) -> None:
+    worker, network = actor.program.settings[0], actor.program.settings[-1]
+    await _work(actor, network, worker, own_engine(engine, worker))
+
+
+async def _work(
+    actor: Actor, network: RuntimeConfig, worker: WorkerConfig, engine: Any, default_name: str = ""
+) -> None:
+    """Serve an engine, and note which requests it has when."""
+    engine.service = NotedService(engine.service, actor.program.name, actor.story)
+    await run_worker(network, worker, engine, actor.stopping, default_name=default_name)
 
 
 async def _router(actor: Actor) -> None:
@@ -193,7 +333,14 @@ async def _router(actor: Actor) -> None:
 async def _store(actor: Actor) -> None:
     store, network = actor.program.settings
     async with await DistributedRuntime.connect(network, stopping=actor.stopping) as runtime:
-        await serve_store(store, await runtime.cluster_token(), actor.stopping, on_ready=lambda: None)
+        await serve_store(store, await runtime.cluster_token(), actor.stopping, on_ready=report_ready)
+
+
+async def _planner(actor: Actor) -> None:
+    config, plain, network = actor.program.settings
+    async with await DistributedRuntime.connect(network, stopping=actor.stopping) as runtime:
+        actor.planner = PlannerService(runtime, config, from_plain(plain))
+        await actor.planner.run(MemoryConnector(actor.node.network))
 
 
 ENGINES: dict[str, Main] = {"serving.mocker": _mocker, "serving.echo": _echo}
@@ -202,6 +349,7 @@ MAINS: dict[str, Main] = {
     "serving.frontend": _frontend,
     "serving.router_service": _router,
     "serving.kv_store": _store,
+    "dynabench.planner": _planner,
 }
 """What runs in virtual time, by the module that its process would run."""
 
@@ -220,6 +368,6 @@ def _main_of(program: Program) -> Main:
     if module not in MAINS:
         raise UserError(
             f"{program.name} ({module}) cannot be rehearsed: it is not only our own code; expected mockers, echo engines, "
-            "frontends, a router and a KV store"
+            "frontends, a router, a KV store and a planner"
         )
     return MAINS[module]

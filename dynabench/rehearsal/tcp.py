@@ -2,6 +2,7 @@
 
 create_server(factory, sock=MemorySocket)     listens at the node whose code asks
 create_connection(factory, host, port)        dials the node of that name
+ClientSession(connector=MemoryConnector(...)) aiohttp's clients; programs that share a port share a host's name
 """
 
 import asyncio
@@ -9,10 +10,17 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+
+from serving.runtime.memory.network import Network
 from serving.runtime.memory.node import this_node
 from serving.runtime.memory.requests import MemoryRequests
 from serving.runtime.ports import Channel, ChannelEnd
+from serving.runtime.world import world
 
+PORT = 8000
+"""Where each frontend serves HTTP, at its own node."""
 PATIENCE_S = 1e9
 """No server stands between the two ends, so there is no outage to be patient about."""
 
@@ -188,3 +196,26 @@ def _begin(factory: Factory, channel: Channel, ours: tuple[str, int], theirs: tu
     transport = MemoryTransport(channel, protocol, (ours, theirs))
     protocol.connection_made(transport)
     return transport
+
+
+class MemoryConnector(aiohttp.BaseConnector):
+    """Connects aiohttp's clients, anew for each request: those that are kept would be closed by the real clock."""
+
+    def __init__(self, network: Network) -> None:
+        super().__init__(force_close=True)
+        self._network = network
+
+    async def _create_connection(self, req: aiohttp.ClientRequest, traces: Any, timeout: Any) -> ResponseHandler:
+        """Connect to a program whose name begins with the host; chance decides, as the kernel does for a shared port."""
+        host, port = req.url.host or "", req.url.port or 0
+        sharing = [
+            listener.node.name
+            for address, listener in self._network.listeners.items()
+            if address.endswith(f"/{port:x}") and listener.node.name.startswith(host)
+        ]
+        if not sharing:
+            raise aiohttp.ClientConnectionError(f"nobody listens at {host}:{port}")
+        made = await create_connection(self._factory, world().entropy.choice(sharing), port)
+        protocol = made[1]
+        assert isinstance(protocol, ResponseHandler)
+        return protocol

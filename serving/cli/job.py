@@ -155,6 +155,8 @@ def make_job(job: Job) -> Engine | None:
             return Echo(kind)
         case OwnFileOutput(kind, file):
             refuse_role(job.worker, f"out={job.way_out}")
+            if kind == "pytok" and not job.worker.model_path:
+                raise ValueError(f"out={job.way_out} needs a tokenizer: pass --model-path")
             port = job.frontend.http_port
             return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
         case ServerOutput(url):

@@ -128,8 +128,6 @@ class OwnEngine:
         self._path = Path(file).expanduser()
         if not self._path.is_file():
             raise ValueError(f"out={kind}:{file}: there is no such file")
-        if kind == "pytok" and not worker.model_path:
-            raise ValueError(f"out={kind}:{file} needs a tokenizer: pass --model-path")
         self._argv = [*standard_arguments(self._path, worker, run, http_port), *arguments]
         self._is_text = kind == "pystr"
         self.calls = (EngineCall("runpy.run_path", {"path_name": str(self._path), "sys.argv": self._argv}),)

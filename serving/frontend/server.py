@@ -36,6 +36,7 @@ async def serve_frontend(
     models: Models,
     listener: socket.socket,
     *,
+    group: str = "",
     see: Callable[[Frontend], object] = lambda _: None,
 ) -> None:
     """Serve HTTP until the process is asked to end; then let requests in progress finish.
@@ -45,11 +46,12 @@ async def serve_frontend(
         config: how to serve.
         models: what to serve.
         listener: where.
+        group: the name of those that share a port with it, if any do.
         see: is called with the handlers, for whoever watches the requests in progress.
     """
-    frontend = Frontend(models, config, await _siblings(runtime), runtime.outages)
+    frontend = Frontend(models, config, await _siblings(runtime, group), runtime.outages)
     see(frontend)
-    await _count_for_siblings(runtime, frontend)
+    await _count_for_siblings(runtime, frontend, group)
     await models.start()
     try:
         await serve_http(
@@ -80,7 +82,8 @@ async def run_frontends(
     listener = listen(config.http_host, config.http_port)
     if config.http_workers == 1 or LISTEN_FD in os.environ:
         async with await DistributedRuntime.connect(runtime_config, stopping=stopping) as runtime:
-            await serve_frontend(runtime, config, Models(runtime, config, router, disaggregation), listener)
+            models, name = Models(runtime, config, router, disaggregation), os.environ.get(GROUP, "")
+            await serve_frontend(runtime, config, models, listener, group=name)
         return
     with listener:
         async with ProcessGroup(restart=True) as group:
@@ -119,9 +122,9 @@ def _metrics_address(group: str) -> EndpointAddress:
     return EndpointAddress("dynabench", f"frontends-{group}", "metrics")
 
 
-async def _count_for_siblings(runtime: DistributedRuntime, frontend: Frontend) -> None:
+async def _count_for_siblings(runtime: DistributedRuntime, frontend: Frontend, group: str) -> None:
     """Answer the other processes on our port, if there are any, when they ask for our counts."""
-    if group := os.environ.get(GROUP):
+    if group:
 
         async def count(_: Any) -> Any:
             yield frontend.state()
@@ -129,9 +132,8 @@ async def _count_for_siblings(runtime: DistributedRuntime, frontend: Frontend) -
         await runtime.serve(_metrics_address(group), GeneratorService(count))
 
 
-async def _siblings(runtime: DistributedRuntime) -> Any:
+async def _siblings(runtime: DistributedRuntime, group: str) -> Any:
     """Return a function that asks the other processes on our port for their counts, if there are any."""
-    group = os.environ.get(GROUP)
     if not group:
         return None
     client = await runtime.client(_metrics_address(group))

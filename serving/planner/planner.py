@@ -231,10 +231,10 @@ def _check(kind: type[Policy], config: PlannerConfig, pools: Sequence[PoolFacts]
             f"max_gpu_budget must be at least {least}, the GPUs of min_endpoint {config.min_endpoint} in each pool, "
             f"not {config.max_gpu_budget}"
         )
-    slow = [pool for pool in pools if pool.startup_s >= config.startup_timeout_s]
+    slow = [pool for pool in pools if pool.startup_s > config.startup_timeout_s]
     if slow:
         raise ValueError(
-            f"startup_timeout_s must be greater than the start-up time of {slow[0].name} ({slow[0].startup_s:g} s), "
+            f"startup_timeout_s must be at least the start-up time of {slow[0].name} ({slow[0].startup_s:g} s), "
             f"not {config.startup_timeout_s:g}"
         )
 

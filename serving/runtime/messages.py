@@ -126,7 +126,7 @@ class Frames:
                 break
             try:
                 frames.append(self._decoder.decode(bytes(buffer[at + 4 : at + 4 + length])))
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (ValueError, RecursionError) as error:  # text that is not UTF-8 is no error of msgspec
                 raise FrameError(f"not a frame: {error}") from error
             at += 4 + length
         if at:

@@ -271,7 +271,7 @@ class ClientSession:
         else:
             try:
                 service(call.request, stream)
-            except (msgspec.MsgspecError, RecursionError) as error:
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 stream.end(f"not a request for {call.target}: {error}", "invalid")
             except Exception as error:
                 stream.fail(error)

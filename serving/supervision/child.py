@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable
-from typing import IO
+from typing import IO, Protocol
 
 READY = b"ready"
 """Starts the first line of a report that a process is ready; the rest is the name by which others know it."""
@@ -13,12 +13,60 @@ READY = b"ready"
 STATUS_BYTES = 4096
 
 
+class Process(Protocol):
+    """A process as its parent sees it: asyncio's, or one that is simulated."""
+
+    pid: int
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code, negative if a signal ended it; None while it runs."""
+
+    async def wait(self) -> int:
+        """Wait until it has ended; return its exit code."""
+
+    def send_signal(self, signal: int) -> None:
+        """Send it a signal."""
+
+    def kill(self) -> None:
+        """End it at once."""
+
+
+class Started(Protocol):
+    """A process that a group has started: a `Child`, or one that is simulated."""
+
+    last_line: str
+    """The last line of its log."""
+
+    @property
+    def process(self) -> Process:
+        """The process."""
+
+    @property
+    def log(self) -> IO[bytes] | None:
+        """Its output, unless it is nobody's or our own."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has reported that it is ready."""
+
+    @property
+    def cause(self) -> str:
+        """Why it ended."""
+
+    def listen(self, on_ready: Callable[[str], None]) -> None:
+        """Call back with the name by which others know it once it reports that it is ready."""
+
+    def close(self) -> None:
+        """Release what its parent keeps of it."""
+
+
 class Child:
     """A process, its log, and what it reported."""
 
     def __init__(
         self,
-        process: asyncio.subprocess.Process,
+        process: Process,
         status: IO[bytes],
         log: IO[bytes] | None,
         pipes: contextlib.ExitStack,

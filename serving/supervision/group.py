@@ -17,14 +17,14 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Collection, Container, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Container, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from foundation.exit_codes import USAGE_ERROR
 from serving.runtime.stopping import cancel_all, until_stopped
-from serving.supervision.child import Child, pipe
+from serving.supervision.child import Child, Started, pipe
 
 SUPERVISED = "DYNABENCH_SUPERVISED"
 SETTINGS = "DYNABENCH_SETTINGS"
@@ -89,6 +89,9 @@ class ProcessEnded(NamedTuple):
 
 Event = ProcessReady | ProcessEnded
 
+Launch = Callable[[Program, bool], Awaitable[Started]]
+"""Starts a process; the flag says whether its parent reads its log. It may raise OSError."""
+
 
 class ProcessGroup:
     """Processes that belong together; leaving the `async with` block ends the remaining ones at once."""
@@ -99,6 +102,7 @@ class ProcessGroup:
         restart: bool,
         say: Callable[[str], None] | None = None,
         on_event: Callable[[Event], None] | None = None,
+        launch: Launch | None = None,
     ) -> None:
         """Create an empty group.
 
@@ -106,11 +110,13 @@ class ProcessGroup:
             restart: whether to restart a process that ends unasked.
             say: is called with the log lines, prefixed with names (default: the children write to our standard error).
             on_event: is called when a process becomes ready, or ends unasked.
+            launch: starts a process (default: as a child of this one).
         """
         self._restart = restart
         self._say = say
         self._on_event = on_event or (lambda _: None)
-        self._children: dict[str, Child] = {}
+        self._launch = launch or _launch
+        self._children: dict[str, Started] = {}
         self._keepers: dict[asyncio.Task[None], Program] = {}
         self._leaving: dict[str, asyncio.Event] = {}
         """By name: set once a process was asked to end and will not be restarted."""
@@ -224,36 +230,14 @@ class ProcessGroup:
                 with contextlib.suppress(ProcessLookupError):
                     child.process.send_signal(number)
 
-    async def _spawn(self, program: Program) -> Child:
-        settings = json.dumps([_plain(part) for part in program.settings], default=str)
-        # Pipes of our own: asyncio's would keep `wait` from returning while a process below the child holds one open.
-        with contextlib.ExitStack() as ends:
-            lifeline, _ = pipe(ends)  # we never write: the child's read ends when we are gone
-            status, theirs = pipe(ends)
-            log, output = pipe(ends) if self._say is not None else (None, None)
-            facts = {SUPERVISED: "1", SETTINGS: settings, STATUS_FD: str(theirs.fileno()), "PYTHONUNBUFFERED": "1"}
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                *program.arguments,
-                stdin=lifeline,
-                stdout=output or asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.STDOUT if output else None,
-                env=os.environ | program.environment | facts,
-                pass_fds=(*program.file_descriptors, theirs.fileno()),
-                # Ctrl-C reaches only us, and we stop the others in order. A separate session would do that too, but
-                # Linux divides the CPU by session, and an engine's spinning threads would starve its others.
-                preexec_fn=os.setpgrp,
-            )
-            for end in (lifeline, theirs, output):
-                if end is not None:
-                    end.close()
-            child = self._children[program.name] = Child(process, status, log, ends.pop_all())
+    async def _spawn(self, program: Program) -> Started:
+        child = self._children[program.name] = await self._launch(program, self._say is not None)
         child.listen(lambda known_as: self._on_event(ProcessReady(program.name, known_as)))
         if self._leaving[program.name].is_set() or self._stopping.is_set():  # while it was being started
-            process.kill()
+            child.process.kill()
         return child
 
-    async def _keep(self, program: Program, child: Child, colour: int) -> None:
+    async def _keep(self, program: Program, child: Started, colour: int) -> None:
         loop, leaving = asyncio.get_running_loop(), self._leaving[program.name]
         is_kept = self._restart or program.is_retried
         failures = num_starts = 0
@@ -291,7 +275,7 @@ class ProcessGroup:
         if self._say is not None:
             self._say(_labelled(name, colour, text))
 
-    async def _watch(self, child: Child, name: str, colour: int) -> int:
+    async def _watch(self, child: Started, name: str, colour: int) -> int:
         """Pass on a process's log until it ends; return its exit code."""
         relaying = asyncio.create_task(self._relay(child, name, colour))
         try:
@@ -302,7 +286,7 @@ class ProcessGroup:
             child.close()
         return code
 
-    async def _relay(self, child: Child, name: str, colour: int) -> None:
+    async def _relay(self, child: Started, name: str, colour: int) -> None:
         if child.log is None or self._say is None:
             return
         reader = asyncio.StreamReader()
@@ -314,6 +298,32 @@ class ProcessGroup:
                 self._say(_labelled(name, colour, line))
         finally:
             transport.close()
+
+
+async def _launch(program: Program, is_read: bool) -> Child:
+    settings = json.dumps([_plain(part) for part in program.settings], default=str)
+    # Pipes of our own: asyncio's would keep `wait` from returning while a process below the child holds one open.
+    with contextlib.ExitStack() as ends:
+        lifeline, _ = pipe(ends)  # we never write: the child's read ends when we are gone
+        status, theirs = pipe(ends)
+        log, output = pipe(ends) if is_read else (None, None)
+        facts = {SUPERVISED: "1", SETTINGS: settings, STATUS_FD: str(theirs.fileno()), "PYTHONUNBUFFERED": "1"}
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *program.arguments,
+            stdin=lifeline,
+            stdout=output or asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.STDOUT if output else None,
+            env=os.environ | program.environment | facts,
+            pass_fds=(*program.file_descriptors, theirs.fileno()),
+            # Ctrl-C reaches only us, and we stop the others in order. A separate session would do that too, but
+            # Linux divides the CPU by session, and an engine's spinning threads would starve its others.
+            preexec_fn=os.setpgrp,
+        )
+        for end in (lifeline, theirs, output):
+            if end is not None:
+                end.close()
+        return Child(process, status, log, ends.pop_all())
 
 
 async def _is_set_within(event: asyncio.Event, delay_s: float) -> bool:

@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import uvloop
@@ -22,6 +23,9 @@ Result = TypeVar("Result")
 COLLECT_AFTER = 20_000
 """Objects made and not released after which Python looks for cycles among them, instead of 700: hundreds of requests in
 flight have more, and each look visits them all."""
+
+PARENT: ContextVar[Callable[[str], object]] = ContextVar("PARENT", default=lambda _: None)
+"""To whom a simulated process reports that it is ready."""
 
 
 def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) -> Result:
@@ -57,9 +61,10 @@ def run_process(main: Callable[[asyncio.Event], Coroutine[Any, Any, Result]]) ->
 def report_ready(known_as: str = "") -> None:
     """Report to our parent, or to probes, that this process does its work now, and the name by which others know it.
 
-    What it has loaded until now stays: cycles are not looked for there. A simulated process has neither parent nor probes.
+    What it has loaded until now stays: cycles are not looked for there. A simulated process reports to its `PARENT`.
     """
     if world().is_virtual:
+        PARENT.get()(known_as)
         return
     gc.collect()
     gc.freeze()

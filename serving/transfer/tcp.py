@@ -6,7 +6,7 @@ owner's data go from its memory to the socket, and from the socket into the read
 
 import contextlib
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 import msgspec
@@ -90,17 +90,26 @@ class Tcp:
                 for _, target, num_bytes in asked:
                     await link.stream.receive_into(view[target : target + num_bytes])
 
-        await self._links.use(owner, talk, on_turn)
+        await self._use(owner, talk, on_turn)
 
     async def notify(self, owner: TcpAddress, notice: bytes, on_turn: OnTurn) -> None:
         """Leave a notice."""
-        await self._links.use(owner, lambda link: leave_notice(link.stream, notice), on_turn)
+        await self._use(owner, lambda link: leave_notice(link.stream, notice), on_turn)
 
     async def close(self) -> None:
         """Hang up on everybody."""
         self._links.close()
         if self._owner is not None:
             await self._owner.close()
+
+    async def _use(self, owner: TcpAddress, talk: Callable[[Link], Awaitable[None]], on_turn: OnTurn) -> None:
+        """Talk to an owner; if it refuses, try once more on another connection: TCP's checksums miss some bits that flip."""
+        try:
+            await self._links.use(owner, talk, on_turn)
+        except TransferError as error:
+            if error.kind != "refused":
+                raise
+            await self._links.use(owner, talk, on_turn)
 
     async def _welcome(self, stream: Stream, words: bytes) -> None:
         await prove(stream, self._place, self._secret(), is_caller=False)

@@ -259,6 +259,13 @@ def test_a_planner_does_not_choose_among_several_hands(tmp_path, caplog):
     uvloop.run(main())
 
 
+def test_a_start_slower_than_the_timeout_does_not_keep_a_planner_from_planning():
+    planner = PlannerConfig(planner="dynamo-load", startup_timeout_s=5.0)
+    service = PlannerService(None, PlannerServiceConfig(), Deployment(planner=planner))
+    service._begin(ReportedFleet({"worker": (ReportedWorker("worker-0", "ready", "a", startup_s=40.0),)}))
+    assert service._planner is not None
+
+
 class Refusing:
     """Discovery that takes a key only the third time, as an etcd that was short of space."""
 

@@ -235,6 +235,33 @@ def test_kv_that_is_not_kept_or_is_another_prompts_is_not_taken(fault, policy):
     with_pair(talk, decode={"kv_load_failure_policy": policy})
 
 
+class Damaging(Wrapped):
+    """An agent in whose first reads a bit is wrong."""
+
+    def __init__(self, agent, num_reads):
+        super().__init__(agent)
+        self._num_left = num_reads
+
+    async def read(self, owner, pieces, **more):
+        await super().read(owner, pieces, **more)
+        if self._num_left:
+            self._num_left -= 1
+            self._agent.memory[pieces[0].target] ^= 1
+
+
+@pytest.mark.parametrize(("num_damaged", "num_failed"), [(1, 0), (2, 1)])
+def test_a_ticket_of_which_a_bit_is_wrong_is_read_again(num_damaged, num_failed):
+    async def talk(pair):
+        kv = await pair.kv(LONG)
+        pair.decode.exchange.agent = Damaging(pair.decode.exchange.agent, num_damaged)
+        call = await pair.answer(LONG, 5, kv).over()
+        assert call.tokens == expected(LONG, 5)
+        assert pair.decode.exchange.counts.num_failed == num_failed
+        await pair.at_rest()
+
+    with_pair(talk, decode={"kv_load_failure_policy": "recompute"})
+
+
 def test_kv_whose_lease_runs_out_on_its_way_does_not_arrive():
     async def talk(pair):
         call = await pair.answer(LONG, 5, await pair.kv(LONG)).over()

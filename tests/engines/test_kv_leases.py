@@ -101,6 +101,7 @@ def test_the_largest_offer_fits_a_notice():
         encode(["left", -1]),
         encode(["left", 1, "x" * 501]),
         encode(["what", 1]),
+        b"\x92\xa4read\xa1\xff",  # no text
     ],
 )
 def test_a_notice_that_says_nothing_we_know_is_none(data):

@@ -146,6 +146,41 @@ def test_a_write_is_there_once_it_has_come_and_moves_only_what_was_missing():
     run(main)
 
 
+def test_a_slow_disk_takes_longer_for_each_use():
+    async def main():
+        clock, progress = Clock(), Progress()
+        disk, sequence = Disk(TIER, MEMORY, clock), prompt("a")
+        disk.added_s = 2.0
+        writing = asyncio.create_task(disk.write(Write("disk", sequence.chain, [(0, 3)], is_pinned=True)))
+        await until_idle(clock)
+        await writing
+        assert clock.now == 5.5
+        reading = asyncio.create_task(disk.read(read_of(sequence, stop=3), progress))
+        await until_idle(clock)
+        await reading
+        assert (progress.num_chunks, clock.now) == (3, 11.0)
+
+    run(main)
+
+
+def test_a_full_disk_refuses_to_write_and_keeps_what_it_has():
+    async def main():
+        clock = Clock()
+        disk, sequence = Disk(TIER, MEMORY, clock), prompt("a")
+        disk.storage.insert(sequence.chain, [(0, 3)])
+        disk.is_full = True
+        await disk.write(Write("disk", sequence.chain, [(0, 5)], is_pinned=True))
+        assert await disk.look_up(sequence.chain, 0, 5) == 3
+        assert disk.load().num_refused == 1
+        disk.is_full = False
+        writing = asyncio.create_task(disk.write(Write("disk", sequence.chain, [(0, 5)], is_pinned=True)))
+        await until_idle(clock)
+        await writing
+        assert await disk.look_up(sequence.chain, 0, 5) == 5
+
+    run(main)
+
+
 def test_the_wall_clock_never_calls_back_early():
     async def main():
         clock, loop = WallClock(), asyncio.get_running_loop()

@@ -143,9 +143,10 @@ def test_two_files_never_pass_for_each_other(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("text", ['{"seed": "0"}', "[]", '{"facts": 3}', "x"])
-def test_a_file_of_another_form_is_of_another_version(tmp_path, text):
-    assert Identity.read(write(tmp_path / "id", text)) is None
+@pytest.mark.parametrize("data", [b'{"seed": "0"}', b"[]", b'{"facts": 3}', b"x", b'{"\xff": 3}'])
+def test_a_file_of_another_form_is_of_another_version(tmp_path, data):
+    (tmp_path / "id").write_bytes(data)
+    assert Identity.read(tmp_path / "id") is None
 
 
 def test_text_that_names_no_file_is_none(tmp_path, monkeypatch):

@@ -196,7 +196,7 @@ def test_a_pool_below_its_minimum_grows():
         ({"max_gpu_budget": 0}, "max_gpu_budget must be at least 1, not 0"),
         (
             {"startup_timeout_s": 30},
-            "startup_timeout_s must be greater than the start-up time of p (40 s), not 30",
+            "startup_timeout_s must be at least the start-up time of p (40 s), not 30",
         ),
     ],
 )

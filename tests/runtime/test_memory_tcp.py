@@ -135,6 +135,17 @@ def test_a_cut_holds_bytes_up_and_a_reset_loses_them():
     run(main())
 
 
+def test_a_bit_that_flips_is_one_of_a_segment():
+    async def main():
+        network = network_of()
+        ours, theirs = await connected(network)
+        network.bit_flips = 1.0
+        await ours.send(bytes(100))
+        return int.from_bytes(await receive(theirs))
+
+    assert run(main()).bit_count() == 1
+
+
 def test_ports_of_nodes_are_their_own():
     async def main():
         network = network_of()

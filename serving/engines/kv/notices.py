@@ -73,6 +73,6 @@ def decode(data: bytes) -> Notice | None:
     """Decode a notice; return None if it is not one that we know."""
     try:
         notice: Notice = _decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+    except (ValueError, RecursionError):  # text that is not UTF-8 is no error of msgspec
         return None
     return notice

@@ -94,6 +94,10 @@ Spoil = Callable[[int], int | None]
 """Returns how many blocks of a prompt with so many can be read before one cannot; None if all can."""
 
 
+OnUsed = Callable[[memoryview, bytes], object]
+"""Is called with bytes that came with KV that is used from now on, and with what they should be."""
+
+
 Move = Callable[[RemoteKv, int, int], Awaitable[float]]
 """Lets the last so many blocks of KV come to one of our ranks; returns how many bytes they have."""
 
@@ -126,6 +130,8 @@ class KvReader:
         self._finding: OrderedSet[asyncio.Task[None]] = OrderedSet()
         self.spoil: Spoil | None = None
         """What makes KV unreadable on purpose, if anything does."""
+        self.on_used: OnUsed | None = None
+        """Who sees the tickets of KV that is used, if anybody does."""
 
     @property
     def num_waiting(self) -> int:
@@ -307,20 +313,33 @@ class KvReader:
         """
         if load.is_over:
             raise LoadError("the request was given up")
+        wanted = TICKET.pack(kv.remote_ticket_number, digest_of(load.keys))
         turn = self._turns.setdefault(kv.remote_engine_id, asyncio.Semaphore(MAX_LOOKS))
         async with turn, self._landing:
             landing = self._landings.pop()
             try:
-                piece = Piece(kv.remote_block_ids[0] * TICKET.size, landing * TICKET.size, TICKET.size)
-                await self._exchange.agent.read(kv.remote_agent, [piece], timeout_s=self._read_timeout_s)
-                with self._exchange.agent.memory[piece.target : piece.target + TICKET.size] as found:
-                    fault = find_fault(found, kv.remote_ticket_number, digest_of(load.keys))
+                fault = await self._fault(kv, landing, wanted) and await self._fault(kv, landing, wanted)
             except TransferError as error:
                 raise LoadError(f"reading from the prefill worker failed: {error}", _kind(error)) from error
             finally:
                 self._landings.append(landing)
         if fault:
             raise LoadError(f"its KV at the prefill worker: {fault}")
+
+    async def _fault(self, kv: RemoteKv, landing: int, wanted: bytes) -> str:
+        """Read a ticket to a landing, and return what is wrong with it; a bit may have flipped on its way.
+
+        Raises:
+            TransferError: it cannot be read.
+        """
+        agent = self._exchange.agent
+        piece = Piece(kv.remote_block_ids[0] * TICKET.size, landing * TICKET.size, TICKET.size)
+        await agent.read(kv.remote_agent, [piece], timeout_s=self._read_timeout_s)
+        with agent.memory[piece.target : piece.target + TICKET.size] as found:
+            fault = find_fault(found, *TICKET.unpack(wanted))
+            if not fault and self.on_used is not None:
+                self.on_used(found, wanted)
+        return fault
 
     def _check(self, kv: RemoteKv, load: Load) -> None:
         """Check that this is the KV of a prompt."""

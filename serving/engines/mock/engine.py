@@ -15,7 +15,7 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv import params as kv_params
 from serving.engines.kv.exchange import KvExchange
-from serving.engines.kv.reader import Spoil
+from serving.engines.kv.reader import OnUsed, Spoil
 from serving.engines.mock.answers.author import Author, embedding_size_of
 from serving.engines.mock.config import AnswerConfig
 from serving.engines.mock.costs import step_costs_of
@@ -156,6 +156,8 @@ class Mocker:
         self._tiers: list[LiveTiers] = []
         self.observers: Several[Observer] = ()
         """Those who see what happens at each rank, if anybody does; they are set before the ranks run."""
+        self.on_used: OnUsed | None = None
+        """Who sees the bytes of KV that comes from elsewhere and is used, if anybody does; set before it starts."""
         self._author: Author | None = None
         self.ranks: list[MockEngine] = []
         self._stepping: list[asyncio.Task[None]] = []
@@ -182,6 +184,11 @@ class Mocker:
             self.traits = replace(self.traits, bootstrap=self._bootstrap(self._handovers[0]))
         if self._simulated.host is not None:
             await self._start_tiers(self._simulated.host)
+        if self.on_used is not None:
+            for handover in self._handovers:
+                handover.watch_loads(self.on_used)
+            for tiers in self._tiers:
+                tiers.watch_reads(self.on_used)
 
     def _bootstrap(self, handover: Handover) -> Bootstrap | None:
         """Return how both workers of a request meet: always in SGLang, never in TensorRT-LLM, in vLLM if that is asked for."""
@@ -264,6 +271,16 @@ class Mocker:
         """Make KV that others computed unreadable, on purpose (see `KvReader.spoil`)."""
         for each in self._handovers:
             each.spoil_loads(spoil)
+
+    def slow_disks(self, added_s: float) -> None:
+        """Make each look-up, read and write of its disks take so much longer than usual (s)."""
+        for tiers in self._tiers:
+            tiers.slow_disk(added_s)
+
+    def fill_disks(self, is_full: bool) -> None:
+        """Let its disks have no room for more, or let them have their room again."""
+        for tiers in self._tiers:
+            tiers.fill_disk(is_full)
 
     def slow_down(self, factor: float) -> None:
         """Make each step, from the next on, take this many times as long as usual."""

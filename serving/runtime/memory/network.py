@@ -79,6 +79,8 @@ class Network:
         """The share of events that a subscriber misses, as if its connection broke; with a broker, not of durable ones."""
         self.event_repeats = 0.0
         """With a broker: the share of durable events that are sent twice, as their acknowledgement was lost."""
+        self.bit_flips = 0.0
+        """The share of segments of TCP in which a bit is wrong when they are read, unnoticed by checksums below them."""
         self.high_water = HIGH_WATER
         self.nodes: dict[str, Node] = {}
         """The last node of each name, dead or alive."""
@@ -168,6 +170,13 @@ class Network:
     def is_lucky(self, share: float) -> bool:
         """Draw whether something happens that does for this share; draw nothing if it never does."""
         return share > 0 and self.rng.random() < share
+
+    def flipped(self, segment: bytes) -> bytes:
+        """Return what arrives of a segment: the same, but for one bit of a few."""
+        if not segment or not self.is_lucky(self.bit_flips):
+            return segment
+        place, bit = divmod(self.rng.randrange(8 * len(segment)), 8)
+        return segment[:place] + bytes([segment[place] ^ 1 << bit]) + segment[place + 1 :]
 
     def wait(self, link: Link) -> None:
         """Schedule a link again once something is restored."""

@@ -47,7 +47,8 @@ class MemoryConnection:
                 await self._change()
             if self._is_over:
                 raise BrokenPipeError(errno.EPIPE, "the other side hung up")
-            self._channel.write(bytes(data[start : start + SEGMENT_BYTES]))
+            segment = bytes(data[start : start + SEGMENT_BYTES])
+            self._channel.write(self._channel.node.network.flipped(segment))
 
     async def receive_into(self, target: memoryview | bytearray) -> int:
         """Wait for the next bytes, and return how many were put into the memory; 0: the connection ended."""

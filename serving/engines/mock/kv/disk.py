@@ -34,6 +34,10 @@ class Disk:
         self._traffic = Traffic(links, clock)
         self._reads, self._writes = Moved(), Moved()
         self._num_asked = self._num_hits = 0
+        self.added_s = 0.0
+        """How much longer each look-up, read and write takes than usual (s)."""
+        self.is_full = False
+        """Whether it refuses to write, because others have taken its room; it keeps what it has."""
 
     async def start(self) -> None:
         """Do nothing: it is there."""
@@ -43,7 +47,7 @@ class Disk:
 
     async def look_up(self, chain: BlockChain, start: int, stop: int) -> int:
         """Return up to which chunk it has them all."""
-        await asyncio.sleep(self._tier.lookup_s)
+        await asyncio.sleep(self._tier.lookup_s + self.added_s)
         end, _ = self.storage.cache.find(chain, start, stop)
         self._num_asked += stop - start
         self._num_hits += end - start
@@ -61,9 +65,11 @@ class Disk:
                 storage.end_read(chain, there, uses, progress.num_chunks)
 
     async def write(self, write: Write) -> None:
-        """Write the chunks that it lacks; it has them once they have come."""
+        """Write the chunks that it lacks, if there is room; it has them once they have come."""
         missing = self.storage.missing(write.chain, write.ranges)
-        if missing:
+        if missing and self.is_full:
+            self.storage.num_refused += 1
+        elif missing:
             with self._writes.measured():
                 await self._move(write, Progress(), source=RANK, target=self.storage.place, num_chunks=count(missing))
             self.storage.insert(write.chain, missing)
@@ -87,7 +93,7 @@ class Disk:
             source=source,
             target=target,
             num_bytes=num_chunks * chunk_bytes,
-            latency_s=self._tier.latency_s,
+            latency_s=self._tier.latency_s + self.added_s,
         )
         progress.num_chunks = num_chunks
 

@@ -15,7 +15,7 @@ from serving.engines.kv.exchange import KvExchange
 from serving.engines.kv.notices import Notice
 from serving.engines.kv.owner import KvOwner, RoomCall
 from serving.engines.kv.params import AGENT, RemoteKv, RequestPart, WantedKv
-from serving.engines.kv.reader import KvReader, Spoil
+from serving.engines.kv.reader import KvReader, OnUsed, Spoil
 from serving.engines.mock.kv.passage import KvShape, Passage
 from serving.engines.mock.live import Live
 from serving.life.lease import LeaseConfig
@@ -227,6 +227,11 @@ class Handover:
         """Make KV that others computed unreadable, on purpose."""
         if self._decode is not None:
             self._decode.reader.spoil = spoil
+
+    def watch_loads(self, on_used: OnUsed) -> None:
+        """Report what comes with KV that is used."""
+        if self._decode is not None:
+            self._decode.reader.on_used = on_used
 
     def transfers(self) -> KvTransfers:
         """Return what was transferred."""

@@ -171,7 +171,7 @@ class SideChannel:
     def _answer_to(self, question: bytes) -> RemoteKv | str:
         try:
             asked = _decode_ask(question)
-        except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        except ValueError as error:
             raise TransferError(f"a question that cannot be read: {error}", "refused") from error
         if asked.engine_id != self._peer.engine_id:
             return f"engine {asked.engine_id} is not here; this is engine {self._peer.engine_id}"
@@ -219,6 +219,6 @@ async def _take(stream: Stream, size: int, most: int) -> bytes:
 def _answer(data: bytes) -> RemoteKv | str:
     try:
         answer: RemoteKv | str = _decode_answer(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except ValueError as error:
         raise TransferError(f"an answer that cannot be read: {error}", "refused") from error
     return answer

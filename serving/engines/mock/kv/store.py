@@ -13,6 +13,7 @@ from mocker.tiers.ranges import Range
 from mocker.tiers.work import Read, Write
 from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
+from serving.engines.kv.reader import OnUsed
 from serving.engines.mock.kv.moved import Moved, Progress
 from serving.engines.mock.kv.tier_reports import StoreReports
 from serving.kv_tiers.store_client import StoreTier
@@ -66,6 +67,8 @@ class SharedStore:
         self._writes = asyncio.Semaphore(MAX_WRITES)
         self._num_writes = 0
         self._read, self._written = Moved(), Moved()
+        self.on_used: OnUsed | None = None
+        """Who sees the chunks that are used, if anybody does."""
 
     async def start(self) -> None:
         """Look for the store; one that cannot be reached yet is used as soon as it can."""
@@ -88,6 +91,9 @@ class SharedStore:
             with self._read.measured():
                 num_come = await self.tier.read(lot, memory[: len(lot)])
             progress.num_chunks += num_come
+            if self.on_used is not None:
+                for key, chunk in zip(lot[:num_come], memory, strict=False):
+                    self.on_used(chunk, bytes(self._made(key)))
             if num_come < LOT_CHUNKS:
                 break
         if progress.num_chunks > LOT_CHUNKS:  # the beginning should stay longest

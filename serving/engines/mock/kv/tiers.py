@@ -20,6 +20,7 @@ from mocker import BlockChain, Engine
 from mocker.events import KvEvent
 from mocker.tiers.config import HostMemory, Tier, TierName
 from mocker.tiers.work import Found, Hurry, LookUp, Read, TierWork, Write
+from serving.engines.kv.reader import OnUsed
 from serving.engines.mock.clock import WallClock
 from serving.engines.mock.kv.disk import Disk
 from serving.engines.mock.kv.moved import Progress
@@ -92,6 +93,21 @@ class LiveTiers:
         """Look for the store."""
         for tier in self._tiers.values():
             await tier.start()
+
+    def watch_reads(self, on_used: OnUsed) -> None:
+        """Report the chunks of the store that are used."""
+        if self._store is not None:
+            self._store.on_used = on_used
+
+    def slow_disk(self, added_s: float) -> None:
+        """Make each look-up, read and write of the disk take so much longer (s)."""
+        if self._disk is not None:
+            self._disk.added_s = added_s
+
+    def fill_disk(self, is_full: bool) -> None:
+        """Let the disk have no room, as if others had filled it, or let it have its room again."""
+        if self._disk is not None:
+            self._disk.is_full = is_full
 
     def connect(self, engine: Engine, go_on: Callable[[], object]) -> None:
         """Follow an engine; call `go_on` when something has changed for it."""
