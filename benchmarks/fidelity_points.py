@@ -28,7 +28,13 @@ from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
 MOST_REQUESTS = 2000
+SAME_RUN = [
+    *("backend", "system", "precision", "mode", "isl", "osl", "concurrency"),
+    *("silicon_ttft_ms", "silicon_tpot_ms"),
+]
+"""Columns that rows of one run share: several files list it, DeepSeek-R1's also as V3's."""
 KEYS = ["backend", "model_path", "gpu", "precision"]
+WITH_RANKS = "config_id=707;"
 BLOCK = 1 << 20
 """Block size at which no two prompts share a block."""
 
@@ -49,6 +55,8 @@ def workload_of(point: Any, count: int = 0) -> Workload:
 
 def predict(point: Any, gpu: str) -> tuple[float, float, str]:
     """Return mean TTFT and TPOT (ms), or the reason why there are none."""
+    if point.drafts:
+        return float("nan"), float("nan"), f"{point.backend}'s speculation (MTP) is not modelled"
     try:
         load = LoadConfig(concurrency=int(point.concurrency))
         deployment = Deployment(pools=(pool_of(point, gpu),))
@@ -66,7 +74,7 @@ def predict_all(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the aggregated points on bundled GPUs."""
+    """Return the aggregated points on bundled GPUs, each run once."""
     table = pd.read_csv(path)
     table["concurrency"] = table.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)").astype(float)
     table["gpu"] = table.system.str.removesuffix("_sxm")
@@ -74,6 +82,9 @@ def read(path: Path) -> pd.DataFrame:
         table[name] = table[name].fillna(1)
     correct_layouts(table)
     table["precision"] = table.precision.fillna("")
+    table["measured"] = table.silicon_data_source.str.extract(r"measured=(\d+-\d+-\d+)")[0].fillna("")
+    table["drafts"] = drafts(table)
+    table = table[~table.duplicated(SAME_RUN)]
     return table[(table["mode"] == "agg") & table.gpu.isin(gpu_names()) & table.concurrency.notna() & (table.osl > 1)]
 
 
@@ -82,12 +93,43 @@ def correct_layouts(table: pd.DataFrame) -> None:
 
     InferenceX's "tp 8, ep 8" is 8 GPUs with whole experts on each, but in some files attention has 64 (8 times 8). 107 of
     the 269 rows are in another file, too, with the same figures and 8.
+
+    vLLM's "tp 4, ep 4" is listed as 4 times 4 attention ranks on 16 GPUs. Its scripts start 4 GPUs with
+    `--tensor-parallel-size=4` and, for MiniMax, `--enable-expert-parallel`; the configurations that ask for attention DP
+    (`dp-attn`) are those of WITH_RANKS.
     """
     is_twice = (table.moe_tp_size == table.moe_ep_size) & (table.moe_ep_size > 1)
     for name in ("tp_size", "attention_dp_size"):
         is_large = is_twice & (table[name] > table.moe_ep_size)
         table.loc[is_large, name] /= table.loc[is_large, "moe_tp_size"]
     table.loc[is_twice, "moe_tp_size"] = 1.0
+    is_square = (table.backend == "vllm") & (table.attention_dp_size > 1) & (table.tp_size == table.attention_dp_size)
+    has_ranks = is_square & table.silicon_data_source.str.contains(WITH_RANKS)
+    table.loc[is_square, "moe_ep_size"] = table.loc[is_square, "tp_size"]
+    table.loc[has_ranks, "tp_size"] = 1.0
+    table.loc[is_square & ~has_ranks, "attention_dp_size"] = 1.0
+
+
+def drafts(table: pd.DataFrame) -> pd.Series:
+    """Return which points ran with multi-token prediction, which no column says.
+
+    InferenceX has a configuration with MTP and one without for each of these models. TensorRT-LLM's were run on other days
+    or with another image. SGLang's DeepSeek-R1 in FP8 on B200 was run on the same day with the same image; the
+    configurations without MTP have at most 64 requests at a time and are also in the dump of the database.
+    """
+    is_deepseek = table.model_path.str.contains("DeepSeek")
+    is_trtllm = (table.backend == "trtllm") & is_deepseek
+    is_new = (table.backend_version == "1.2.0rc6.post3") | (
+        (table.backend_version == "1.1.0rc2.post2")
+        & ((table.measured == "2026-01-14") | ((table.measured == "2026-01-28") & (table.attention_dp_size > 1)))
+    )
+    is_sglang = (table.backend == "sglang") & (table.gpu == "b200") & (table.precision == "fp8")
+    is_dumped = table.silicon_data_source.str.contains("db-dump")
+    figures = table.silicon_ttft_ms.round(3).astype(str) + "/" + table.silicon_tpot_ms.round(3).astype(str)
+    is_plain = figures.isin(figures[is_sglang & is_deepseek & is_dumped])
+    is_qwen = table.model_path.str.contains("Qwen3.5") & (table.tp_size == 4) & (table.moe_ep_size == 1)
+    is_r1 = is_deepseek & (table.tp_size == 8) & (table.measured == "2026-03-25") & ~is_plain
+    return (is_trtllm & is_new) | (is_sglang & (is_qwen | is_r1))
 
 
 def mape(values: pd.Series) -> str:

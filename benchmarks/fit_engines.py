@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     table, engines = read(options.points), json.loads(ENGINES.read_text())
+    table = table[~table.drafts]
     dense = {
         architecture: rows(
             table[table.gpu.isin(gpus) & (table.backend == "vllm") & table.model_path.str.contains("Llama")]

@@ -81,12 +81,17 @@ def timing_of(point: Any, gpu: str) -> TimingConfig:
         model=point.model_path,
         gpu=gpu,
         tensor_parallel_size=num_gpus_of(point),
-        enable_expert_parallel=bool(point.moe_ep_size > 1),
+        enable_expert_parallel=has_whole_experts(point),
         quantization=quantization,
         kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         gpu_memory_utilization=0.9 if vllm is None else vllm.gpu_memory_utilization,
         timed_as=point.backend,
     )
+
+
+def has_whole_experts(point: Any) -> bool:
+    """Return whether each GPU has whole experts; Kimi's script on B200 leaves out the expert parallelism that it is given."""
+    return bool(point.moe_ep_size > 1) and not (point.backend == "vllm" and "Kimi" in point.model_path)
 
 
 def num_gpus_of(point: Any) -> int:
