@@ -25,7 +25,7 @@ import pandas as pd
 from fidelity_points import predict, read
 from fit_kernels import written
 from joblib import Parallel, delayed
-from recipes import keeps_all, quantization_of
+from recipes import quantization_of
 from scipy.optimize import least_squares
 
 from mocker.timing import catalog
@@ -152,7 +152,6 @@ def main() -> None:
         of_gpus = table[table.gpu.isin(gpus)]
         for backend in ("trtllm", "sglang"):
             of_backend = of_gpus[of_gpus.backend == backend]
-            of_backend = of_backend[of_backend.model_path.map(keeps_all)]  # the others have vLLM's scheduler here
             is_dense = of_backend.model_path.str.contains("Llama")
             chosen = of_backend[is_dense] if is_dense.any() else of_backend  # their kernels are known best
             chosen = chosen[chosen.concurrency <= MOST_AT_A_TIME]
