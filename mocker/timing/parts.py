@@ -294,6 +294,7 @@ def _head(device: Device, shape: ModelShape, sampler: Sampler) -> Head:
 def _host(device: Device, parts: Sequence[KernelPart], async_scheduling: bool) -> Host:
     engine = device.engine
     launches_s = sum([part.count for part in parts]) / 2 * engine.launch_layer_s
+    launches_s += sum([part.count for part in parts if part.experts is not None]) * engine.launch_experts_s
     if async_scheduling:
         return Host(0.0, 0.0, engine.step_s, engine.step_s + launches_s, engine.sequence_s)
     return Host(engine.step_s, engine.sequence_s, 0.0, launches_s, 0.0)
