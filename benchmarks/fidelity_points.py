@@ -1,11 +1,13 @@
 """Compare the roofline with published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
 
-    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--most 20] [--csv OUT]
+    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--most 20]
+    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv --csv benchmarks/measured/published_points.csv
 
 Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
 which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
-mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); for dense models,
-the table shows the halves separately.
+mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); `splits.py` says
+which. The file beside this program has every point with its prediction; `tests/dynabench/test_published_points.py`
+computes some of them again.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from joblib import Parallel, delayed
 from matplotlib import pyplot as plt
 from matplotlib.ticker import NullFormatter
 from recipes import pool_of, shortest_of
+from splits import is_dense, rows, split_of
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment
@@ -28,7 +31,21 @@ from workloads import Request, Workload
 from workloads.pacing import LoadConfig
 
 MOST_REQUESTS = 2000
+SAME_RUN = [
+    *("backend", "system", "precision", "mode", "isl", "osl", "concurrency"),
+    *("silicon_ttft_ms", "silicon_tpot_ms"),
+]
+"""Columns that rows of one run share: several files list it, DeepSeek-R1's also as V3's."""
+TEXT = [
+    *("silicon_data_source", "measured", "backend", "backend_version", "model_path", "system", "gpu", "precision"),
+    "drafts",
+]
+WHOLE = ["isl", "osl", "concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"]
+MEASURED = ["silicon_ttft_ms", "silicon_tpot_ms"]
+PREDICTED = ["ttft", "tpot"]
+SHARDS = 16
 KEYS = ["backend", "model_path", "gpu", "precision"]
+WITH_RANKS = "config_id=707;"
 BLOCK = 1 << 20
 """Block size at which no two prompts share a block."""
 
@@ -49,6 +66,8 @@ def workload_of(point: Any, count: int = 0) -> Workload:
 
 def predict(point: Any, gpu: str) -> tuple[float, float, str]:
     """Return mean TTFT and TPOT (ms), or the reason why there are none."""
+    if point.drafts:
+        return float("nan"), float("nan"), f"{point.backend}'s speculation (MTP) is not modelled"
     try:
         load = LoadConfig(concurrency=int(point.concurrency))
         deployment = Deployment(pools=(pool_of(point, gpu),))
@@ -66,7 +85,7 @@ def predict_all(points: list[dict[str, Any]]) -> list[tuple[float, float, str]]:
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the aggregated points on bundled GPUs."""
+    """Return the aggregated points on bundled GPUs, each run once."""
     table = pd.read_csv(path)
     table["concurrency"] = table.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)").astype(float)
     table["gpu"] = table.system.str.removesuffix("_sxm")
@@ -74,6 +93,10 @@ def read(path: Path) -> pd.DataFrame:
         table[name] = table[name].fillna(1)
     correct_layouts(table)
     table["precision"] = table.precision.fillna("")
+    table["backend_version"] = table.backend_version.fillna("")
+    table["measured"] = table.silicon_data_source.str.extract(r"measured=(\d+-\d+-\d+)")[0].fillna("")
+    table["drafts"] = drafts(table)
+    table = table[~table.duplicated(SAME_RUN)]
     return table[(table["mode"] == "agg") & table.gpu.isin(gpu_names()) & table.concurrency.notna() & (table.osl > 1)]
 
 
@@ -82,12 +105,43 @@ def correct_layouts(table: pd.DataFrame) -> None:
 
     InferenceX's "tp 8, ep 8" is 8 GPUs with whole experts on each, but in some files attention has 64 (8 times 8). 107 of
     the 269 rows are in another file, too, with the same figures and 8.
+
+    vLLM's "tp 4, ep 4" is listed as 4 times 4 attention ranks on 16 GPUs. Its scripts start 4 GPUs with
+    `--tensor-parallel-size=4` and, for MiniMax, `--enable-expert-parallel`; the configurations that ask for attention DP
+    (`dp-attn`) are those of WITH_RANKS.
     """
     is_twice = (table.moe_tp_size == table.moe_ep_size) & (table.moe_ep_size > 1)
     for name in ("tp_size", "attention_dp_size"):
         is_large = is_twice & (table[name] > table.moe_ep_size)
         table.loc[is_large, name] /= table.loc[is_large, "moe_tp_size"]
     table.loc[is_twice, "moe_tp_size"] = 1.0
+    is_square = (table.backend == "vllm") & (table.attention_dp_size > 1) & (table.tp_size == table.attention_dp_size)
+    has_ranks = is_square & table.silicon_data_source.str.contains(WITH_RANKS)
+    table.loc[is_square, "moe_ep_size"] = table.loc[is_square, "tp_size"]
+    table.loc[has_ranks, "tp_size"] = 1.0
+    table.loc[is_square & ~has_ranks, "attention_dp_size"] = 1.0
+
+
+def drafts(table: pd.DataFrame) -> pd.Series:
+    """Return which points ran with multi-token prediction, which no column says.
+
+    InferenceX has a configuration with MTP and one without for each of these models. TensorRT-LLM's were run on other days
+    or with another image. SGLang's DeepSeek-R1 in FP8 on B200 was run on the same day with the same image; the
+    configurations without MTP have at most 64 requests at a time and are also in the dump of the database.
+    """
+    is_deepseek = table.model_path.str.contains("DeepSeek")
+    is_trtllm = (table.backend == "trtllm") & is_deepseek
+    is_new = (table.backend_version == "1.2.0rc6.post3") | (
+        (table.backend_version == "1.1.0rc2.post2")
+        & ((table.measured == "2026-01-14") | ((table.measured == "2026-01-28") & (table.attention_dp_size > 1)))
+    )
+    is_sglang = (table.backend == "sglang") & (table.gpu == "b200") & (table.precision == "fp8")
+    is_dumped = table.silicon_data_source.str.contains("db-dump")
+    figures = table.silicon_ttft_ms.round(3).astype(str) + "/" + table.silicon_tpot_ms.round(3).astype(str)
+    is_plain = figures.isin(figures[is_sglang & is_deepseek & is_dumped])
+    is_qwen = table.model_path.str.contains("Qwen3.5") & (table.tp_size == 4) & (table.moe_ep_size == 1)
+    is_r1 = is_deepseek & (table.tp_size == 8) & (table.measured == "2026-03-25") & ~is_plain
+    return (is_trtllm & is_new) | (is_sglang & (is_qwen | is_r1))
 
 
 def mape(values: pd.Series) -> str:
@@ -103,8 +157,8 @@ def draw(table: pd.DataFrame, out: Path) -> None:
         measured, predicted = table[f"silicon_{name}_ms"], table[name]
         edges = np.array([min(measured.min(), predicted.min()) * 0.8, max(measured.max(), predicted.max()) * 1.2])
         axes.fill_between(edges, edges * 0.9, edges * 1.1, color="0.9", label="within 10%")
-        for (gpu, precision), rows in table.groupby(["gpu", "precision"]):
-            axes.plot(rows[f"silicon_{name}_ms"], rows[name], "o", markersize=4, alpha=0.7, label=f"{gpu}, {precision}")
+        for (gpu, precision), kind in table.groupby(["gpu", "precision"]):
+            axes.plot(kind[f"silicon_{name}_ms"], kind[name], "o", markersize=4, alpha=0.7, label=f"{gpu}, {precision}")
         axes.set(
             xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)", title=f"mean {name.upper()}"
         )
@@ -114,6 +168,58 @@ def draw(table: pd.DataFrame, out: Path) -> None:
     figure.suptitle("Llama 3.1 70B on vLLM, 4 to 64 requests at a time, 1 to 8 GPUs", fontsize=11)
     figure.tight_layout()
     figure.savefig(out, dpi=110)
+
+
+def compact(table: pd.DataFrame) -> pd.DataFrame:
+    """Return what the file of points says of each: where it is from, how it was run, what was measured and predicted."""
+    source = table.silicon_data_source.str.replace(r".*/(aic-auto-gap-analysis/[^;]*).*", r"\1", regex=True)
+    source = source.str.extract(r"^(?:source_file=)?([^;]*(?:; config_id=\d+)?)")[0]
+    figures = {name: table[name].map(lambda value: f"{value:.4g}") for name in MEASURED + PREDICTED}
+    whole = {name: table[name].astype(int) for name in WHOLE}
+    found = table.assign(silicon_data_source=source + ";", **figures, **whole)
+    return found[[*TEXT, *WHOLE, *MEASURED, *PREDICTED, "split", "problem"]]
+
+
+def points_in(path: Path) -> pd.DataFrame:
+    """Return the points of such a file."""
+    return pd.read_csv(path, keep_default_na=False, na_values={name: ["nan"] for name in PREDICTED})
+
+
+def summary(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Return the points that are predicted, by the rows of the page's tables."""
+    done = table[table.problem == ""]
+    dense = is_dense(done)
+    is_held_out = done.split != "fitted"
+    parts = [
+        (f"dense on {backend}, {name}", done[dense & (done.backend == backend) & part])
+        for backend in ("vllm", "trtllm")
+        for name, part in (("fitted", ~is_held_out), ("all other points", is_held_out))
+    ]
+    parts += [
+        (f"mixtures on {backend}, {name}", done[~dense & (done.backend == backend) & part])
+        for backend in ("vllm", "sglang", "trtllm")
+        for name, part in (("fitted", ~is_held_out), ("all other points", is_held_out))
+    ]
+    parts += [(" ".join(str(part) for part in key), rows_of) for key, rows_of in done.groupby(KEYS)]
+    return [*((name, rows_of) for name, rows_of in parts if len(rows_of)), ("all", done)]
+
+
+def print_worst(table: pd.DataFrame) -> None:
+    """Print the kinds of points that are predicted worst, first."""
+    done = table[table.problem == ""]
+    kinds = done.assign(worst=done[["ttft_error", "tpot_error"]].abs().max(axis=1)).groupby(KEYS)
+    for key, rows_of in sorted(kinds, key=lambda kind: -kind[1].worst.mean()):
+        point = rows_of.loc[rows_of.worst.idxmax()]
+        print(
+            f"| {' '.join(key)} | {point.isl}/{point.osl}, {point.concurrency:.0f} at a time, {num_all_gpus(point)} GPUs | "
+            f"{point.silicon_ttft_ms:,.0f}, {point.silicon_tpot_ms:.1f} | {point.ttft:,.0f} ({point.ttft_error:+.0f}%), "
+            f"{point.tpot:.1f} ({point.tpot_error:+.0f}%) |"
+        )
+
+
+def num_all_gpus(point: Any) -> int:
+    """Return the GPUs of one engine."""
+    return int(point.tp_size * point.attention_dp_size)
 
 
 def main() -> None:
@@ -127,38 +233,34 @@ def main() -> None:
     parser.add_argument("--chart", type=Path, help="write a picture of the dense vLLM points")
     options = parser.parse_args()
     table = read(options.points)
+    table["split"] = split_of(table)
     table = table[table.backend.str.contains(options.backend) & table.model_path.str.contains(options.model)].copy()
     if options.most:
         table = table.loc[table.sample(frac=1, random_state=0).groupby(KEYS).head(options.most).index.sort_values()]
-    rows = list(table.itertuples(index=False, name=None))
-    names = list(table.columns)
-    shards = [[dict(zip(names, row, strict=True)) for row in rows[start::8]] for start in range(8)]
+    points = rows(table)
+    shards = [points[start::SHARDS] for start in range(SHARDS)]
     parts = Parallel(n_jobs=2)(delayed(predict_all)(shard) for shard in shards)
-    found: list[Any] = [None] * len(rows)
+    found: list[Any] = [None] * len(points)
     for start, part in enumerate(parts):
-        found[start::8] = part
+        found[start::SHARDS] = part
     table["ttft"], table["tpot"], table["problem"] = zip(*found, strict=True)
-    table["ttft_error"] = (table.ttft / table.silicon_ttft_ms - 1) * 100
-    table["tpot_error"] = (table.tpot / table.silicon_tpot_ms - 1) * 100
+    if options.csv:
+        compact(table).to_csv(options.csv, index=False)
+    add_errors(table)
     print(f"{'':64}{'n':>4}   TPOT: MAPE, median, bias    TTFT: MAPE, median, bias (%)")
-    is_dense = (table.backend == "vllm") & table.model_path.str.contains("Llama")
-    place = table[is_dense].groupby("gpu").cumcount()
-    table["half"] = (place % 2).map({0: "fitted", 1: "other"})
-    for key, rows_of in [
-        *table.groupby(KEYS),
-        *((("dense vLLM", half, "", ""), part) for half, part in table[is_dense].groupby("half")),
-        (("dense vLLM", "all", "", ""), table[is_dense]),
-        (("all", "", "", ""), table),
-    ]:
-        done = rows_of[rows_of.problem == ""]
-        label = " ".join(str(part) for part in key)
-        print(f"{label:64}{len(done):4}   {mape(done.tpot_error)}        {mape(done.ttft_error)}")
+    for label, rows_of in summary(table):
+        print(f"{label:64}{len(rows_of):4}   {mape(rows_of.tpot_error)}        {mape(rows_of.ttft_error)}")
     for problem, count in table[table.problem != ""].problem.value_counts().items():
         print(f"not predicted: {count} points: {problem}")
+    print_worst(table)
     if options.chart:
-        draw(table[is_dense & (table.problem == "")], options.chart)
-    if options.csv:
-        table.to_csv(options.csv, index=False)
+        draw(table[(table.backend == "vllm") & is_dense(table) & (table.problem == "")], options.chart)
+
+
+def add_errors(table: pd.DataFrame) -> None:
+    """Add the errors of a prediction (%)."""
+    for name in PREDICTED:
+        table[f"{name}_error"] = (table[name] / table[f"silicon_{name}_ms"] - 1) * 100
 
 
 if __name__ == "__main__":

@@ -21,18 +21,17 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pandas as pd
 from fidelity_points import predict, read
 from fit_kernels import written
 from joblib import Parallel, delayed
-from recipes import keeps_all, quantization_of
+from recipes import quantization_of
 from scipy.optimize import least_squares
+from splits import ARCHITECTURES, chosen, rows
 
 from mocker.timing import catalog
 from mocker.timing.choose import resolve
 
 ENGINES = Path("mocker/timing/data/engines.json")
-ARCHITECTURES = {"hopper": ("h100", "h200"), "blackwell": ("b200",)}
 COMMON = {"step_s": 9.2e-4, "sequence_s": 3.1e-5, "layer_s": 1.5e-5, "request_s": 0.011, "prompt_token_s": 5e-7}
 START = {
     "hopper": {"quantise": 0.26},
@@ -42,12 +41,12 @@ TTFT_WEIGHT = 0.4
 TIGHT = 0.03
 """Errors (logarithms) up to which the loss is quadratic; beyond, it is linear."""
 PULL = 0.02
-KINDS = ["model_path", "gpu", "precision"]
-MOST_OF_A_KIND = 40
-MOST_AT_A_TIME = 32
-"""With more requests, those of NVIDIA's sweeps wait for what is in front of the engine."""
+LAUNCHES = (0.0, 2e-3, 3e-3, 4e-3, 5e-3)
+"""Tried, in seconds a layer."""
+MOST_ERROR = 0.7
+"""Errors (logarithms) beyond which a point counts no more: the first runs of SGLang in FP4 waited for seconds at any load."""
 PARTS = 4
-ROUNDS = 3
+ROUNDS = 2
 Engines = dict[str, dict[str, dict[str, Any]]]
 Point = dict[str, Any]
 
@@ -81,11 +80,6 @@ def told(name: str, points: list[Point], engines: Engines) -> None:
     )
 
 
-def rows(table: pd.DataFrame) -> list[Point]:
-    """Return points in a form that can be sent to other processes."""
-    return [{str(key): value for key, value in row.items()} for row in table.to_dict("records")]
-
-
 def fit_vllm(engines: Engines, points: list[Point]) -> None:
     """Fit vLLM's times, in logarithms."""
     names = [(ARCHITECTURES, name) for name in COMMON]
@@ -109,8 +103,8 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
 def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
     """Fit the factors on a backend's kernels; its other times are vLLM's.
 
-    If it has dense points, `scale` follows from TTFT and a factor on decodes, for each type of weights, from TPOT. Mixtures
-    have only a scale, from TPOT: they wait longer for their first token than kernels explain.
+    If it has dense points, `scale` follows from TTFT and a factor on decodes, for each type of weights, from TPOT. If it has
+    only mixtures, `scale` follows from TPOT, and the time to launch a layer's kernels in steps with prompts from TTFT.
     """
     own = engines[backend][architecture]
     has_dense = bool(points) and "Llama" in points[0]["model_path"]
@@ -119,6 +113,7 @@ def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[
         ttft, tpot = log_errors(engines, points).T
         if not has_dense:
             own["scale"] = float(f"{own['scale'] * np.exp(-np.nanmedian(tpot)):.3g}")
+            fit_launches(own, engines, points)
             continue
         change = np.exp(-np.nanmedian(ttft))
         own["scale"] = float(f"{own['scale'] * change:.3g}")
@@ -128,38 +123,34 @@ def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[
             decode[kind] = float(f"{decode.get(kind, 1.0) / off / change:.3g}")
 
 
+def fit_launches(own: dict[str, Any], engines: Engines, points: list[Point]) -> None:
+    """Fit the time to launch the kernels of layers with experts, from TTFT: the one with the least mean error."""
+    errors = []
+    for launch_s in LAUNCHES:
+        own["launch_experts_s"] = launch_s
+        errors.append(np.nanmean(np.minimum(np.abs(log_errors(engines, points)[:, 0]), MOST_ERROR)))
+    own["launch_experts_s"] = LAUNCHES[int(np.argmin(errors))]
+
+
 def main() -> None:
     """Fit vLLM's times, then the scales."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("points", type=Path)
     parser.add_argument("--only-scales", action="store_true")
+    parser.add_argument("--backends", nargs="*", default=("trtllm", "sglang"), help="whose factors are fitted")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     table, engines = read(options.points), json.loads(ENGINES.read_text())
-    dense = {
-        architecture: rows(
-            table[table.gpu.isin(gpus) & (table.backend == "vllm") & table.model_path.str.contains("Llama")]
-        )
-        for architecture, gpus in ARCHITECTURES.items()
-    }
     if not options.only_scales:
-        fit_vllm(engines, [point for points in dense.values() for point in points[::2]])
-    for architecture, gpus in ARCHITECTURES.items():
-        print(f"vllm on {architecture}: {engines['vllm'][architecture]}")
-        told("  the half that chose them", dense[architecture][::2], engines)
-        told("  the other half", dense[architecture][1::2], engines)
-        of_gpus = table[table.gpu.isin(gpus)]
-        for backend in ("trtllm", "sglang"):
-            of_backend = of_gpus[of_gpus.backend == backend]
-            of_backend = of_backend[of_backend.model_path.map(keeps_all)]  # the others have vLLM's scheduler here
-            is_dense = of_backend.model_path.str.contains("Llama")
-            chosen = of_backend[is_dense] if is_dense.any() else of_backend  # their kernels are known best
-            chosen = chosen[chosen.concurrency <= MOST_AT_A_TIME]
-            groups = chosen.sample(frac=1, random_state=0).groupby(KINDS, dropna=False)
-            points = rows(groups.head(MOST_OF_A_KIND))
-            fit_kernels(engines, backend, architecture, points[::2])
+        halves = [rows(chosen(table, "vllm", architecture))[::2] for architecture in ARCHITECTURES]
+        fit_vllm(engines, [point for points in halves for point in points])
+    for architecture in ARCHITECTURES:
+        for backend in ("vllm", *options.backends):
+            points = rows(chosen(table, backend, architecture))
+            if backend != "vllm":
+                fit_kernels(engines, backend, architecture, points[::2])
             print(f"{backend} on {architecture}: {engines[backend][architecture]}")
-            told("  the half that chose it", points[::2], engines)
+            told("  the half that chose them", points[::2], engines)
             told("  the other half", points[1::2], engines)
         print(flush=True)
     if options.write:

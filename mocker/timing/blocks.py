@@ -6,7 +6,7 @@ from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.drafter import drafter_shape
 from mocker.timing.engine_times import expert_parallel_size, measured_engine
-from mocker.timing.groups import layout_of
+from mocker.timing.groups import layout_of, size_of_states
 from mocker.timing.memory import GIB, peak_of_a_step, room_for_kv, size_of_weights
 from mocker.timing.stages import layers_of_stages, saved_by_stages
 from mocker.trtllm.config import TrtllmConfig
@@ -90,7 +90,7 @@ def pages_that_fit(engine: SglangConfig, timing: TimingConfig, num_all_gpus: int
     num_expert_gpus = num_all_gpus if timing.enable_expert_parallel else 1
     free = gpu.memory - (SGLANG_OUTSIDE_TP if num_all_gpus > 1 else SGLANG_OUTSIDE)
     weights = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
-    room = engine.mem_fraction_static * free - weights
+    room = engine.mem_fraction_static * free - weights - size_of_states(timing, engine.num_rows(DEFAULT_NUM_TOKENS))
     page = layout_of(engine, timing).block
     if room < 2 * page:
         raise ValueError(
@@ -114,7 +114,7 @@ def blocks_of_free_memory(engine: TrtllmConfig, timing: TimingConfig, num_all_gp
     num_expert_gpus = num_all_gpus if timing.enable_expert_parallel else 1
     needed = size_of_weights(timing.shape, num_gpus, num_expert_gpus)
     needed += peak_of_a_step(timing.shape, engine.max_num_tokens, engine.max_batch_size, num_gpus)
-    free = max(gpu.memory - needed, 0)
+    free = max(gpu.memory - needed - size_of_states(timing, engine.max_batch_size), 0)
     block = layout_of(engine, timing).block
     room = engine.kv_cache_free_gpu_memory_fraction * free
     if room < 2 * block:

@@ -212,7 +212,7 @@ def _resolve_sglang(engine: SglangConfig, timing: TimingConfig) -> SimulatedEngi
     found = resolve(described, timing)
     settings = replace(engine, context_length=found.config.max_model_len)
     host = hicache_memory(engine, timing, num_pages)
-    return _with_ranks(replace(found, settings=settings, num_blocks=num_pages, host=host), timing)
+    return _with_ranks(replace(found, settings=settings, num_blocks=num_pages, host=host, layout=None), timing)
 
 
 def _with_ranks(found: SimulatedEngine, timing: TimingConfig) -> SimulatedEngine:
@@ -275,7 +275,7 @@ def _resolve_trtllm(engine: TrtllmConfig, timing: TimingConfig) -> SimulatedEngi
     )
     found = resolve(described, timing)
     settings = replace(engine, max_seq_len=found.config.max_model_len)
-    return _with_ranks(replace(found, settings=settings, num_blocks=num_blocks), timing)
+    return _with_ranks(replace(found, settings=settings, num_blocks=num_blocks, layout=None), timing)
 
 
 def _check_layout(timing: TimingConfig) -> None:

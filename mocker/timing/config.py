@@ -11,6 +11,7 @@ from foundation.own_code import is_own
 from foundation.settings import Count, NotNegative, Positive, check_settings
 from mocker.models.catalog import find_model
 from mocker.models.shape import ModelShape
+from mocker.timing.sampling import Sampling
 
 Quantization = Literal["bfloat16", "fp8", "fp4", "int4"]
 KvCacheDtype = Literal["auto", "bfloat16", "fp8"]
@@ -66,6 +67,10 @@ class TimingConfig:
     """Bandwidth of all-reduces between the engine's GPUs (GB/s of NCCL's bus bandwidth), if it differs from the bundled
     GPU's."""
 
+    sampling: Sampling = "greedy"
+    """How requests sample. With --gpu, anything but greedy makes steps longer, by sequence and vocabulary: top-p sorts all
+    of it. (vLLM's server takes top-p and top-k from the model's generation_config.json, unless requests set them.)"""
+
     timed_as: Literal["vllm", "sglang", "trtllm"] | None = None
     """Engine whose host times are added to the roofline (default: that of engine_type)."""
 
@@ -82,6 +87,11 @@ class TimingConfig:
             raise ValueError(
                 f"pipeline_parallel_size is {self.pipeline_parallel_size}, and timing is {self.timing_name}; expected 1, or a gpu "
                 "and a model: only their times can be divided among stages"
+            )
+        if self.sampling != "greedy" and self.timing_name != "roofline":
+            raise ValueError(
+                f"sampling is {self.sampling}, and timing is {self.timing_name}; expected greedy, or a gpu and a model: other "
+                "step times say nothing about sampling"
             )
         if self.timing == "constant" and self.constant_prefill_ms + self.constant_decode_ms == 0:
             raise ValueError("constant_prefill_ms and constant_decode_ms cannot both be 0")

@@ -52,6 +52,7 @@ def roofline_of(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int)
         kv_dtype=timing.kv_dtype,
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,
+        sampling=timing.sampling,
     )
     return Roofline(found)
 

@@ -81,6 +81,8 @@ class EngineTimes:
     """Small kernels of a layer: norms, rotation, cache writes."""
     launch_layer_s: float
     """Host time of a layer of a step with prefill, if that has no CUDA graph: its kernels are launched one by one."""
+    launch_experts_s: float
+    """The same, added for a layer with routed experts, which has several times as many kernels."""
     request_s: float
     """Time between client and scheduler, both ways together."""
     prompt_token_s: float

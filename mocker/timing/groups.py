@@ -6,8 +6,10 @@ from math import lcm
 from mocker.contract import EngineSettings
 from mocker.models.kv_cache import kv_cache, layers_of
 from mocker.models.kv_groups import KvLayout
+from mocker.sglang.config import SglangConfig
 from mocker.timing.config import TimingConfig
 from mocker.timing.drafter import drafter_shape
+from mocker.trtllm.config import TrtllmConfig
 from mocker.vllm.config import EngineConfig
 
 
@@ -26,16 +28,35 @@ def is_one_table(engine: EngineSettings, timing: TimingConfig) -> bool:
     return any(not layer.is_full for layer in layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype))
 
 
-def check_layers(name: str, engine: EngineSettings, timing: TimingConfig) -> None:
-    """Refuse a model whose layers do not all keep all tokens, or in stages, which only vLLM's scheduler has here."""
+def check_layers(name: str, engine: SglangConfig | TrtllmConfig, timing: TimingConfig) -> None:
+    """Refuse stages, and prefixes of a model whose layers do not all keep all tokens, which only vLLM's scheduler has here.
+
+    Without prefixes, these schedulers do the same for all models, and only the memory differs: windows are counted as if
+    they kept all tokens, and states have room for as many requests as may run.
+    """
     if timing.pipeline_parallel_size > 1:
         raise ValueError(
             f"pipeline_parallel_size is {timing.pipeline_parallel_size}; expected 1: {name}'s scheduler has no stages here"
         )
-    if timing.timing_name == "roofline" and len(layout_of(engine, timing).groups) > 1:
+    setting, is_cached = _prefixes(engine)
+    if timing.timing_name == "roofline" and is_cached and len(layout_of(engine, timing).groups) > 1:
         raise ValueError(
-            f"model {timing.model} has layers that do not keep all tokens, which {name}'s scheduler does not have here yet"
+            f"model {timing.model} has layers that do not keep all tokens, whose prefixes {name}'s scheduler does not keep here "
+            f"yet; expected {setting}"
         )
+
+
+def size_of_states(timing: TimingConfig, num_requests: int) -> float:
+    """Return the bytes on one GPU that so many requests' states need."""
+    layers = layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype)
+    return num_requests * sum([layer.state for layer in layers])
+
+
+def _prefixes(engine: SglangConfig | TrtllmConfig) -> tuple[str, bool]:
+    """Return the setting without which prefixes are not cached, and whether they are."""
+    if isinstance(engine, SglangConfig):
+        return "disable_radix_cache", engine.has_tree
+    return "enable_block_reuse false", engine.enable_block_reuse
 
 
 def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
@@ -49,6 +70,8 @@ def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:
         drafter = drafter_shape(engine, timing)
         state_block_size = None if engine.enable_prefix_caching else engine.max_model_len or context_length(timing)
         has_one_table = _transfers(engine) or (engine.drafts_from_states and _has_chunks(timing))
+    elif isinstance(engine, SglangConfig | TrtllmConfig):
+        has_one_table = not _prefixes(engine)[1]
     return kv_cache(
         timing.shape,
         block_size=engine.block_size,

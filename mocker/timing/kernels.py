@@ -151,15 +151,20 @@ class KernelPart:
 
 
 class Head(NamedTuple):
-    """The matrix that turns hidden states into tokens, on one GPU."""
+    """The matrix that turns hidden states into logits, on one GPU, and the sampler, which has all logits."""
 
     scale: float
     rate: Rate
     weights: float
+    launch_s: float
+    """To sample, once a step."""
+    sample_s: float
+    """To sample for one sequence."""
 
     def seconds(self, num_sequences: int) -> float:
-        """Return its time in a step (s)."""
-        return self.scale * self.rate.seconds(2 * num_sequences * self.weights, self.weights * HALF)
+        """Return their time in a step (s)."""
+        multiply_s = self.scale * self.rate.seconds(2 * num_sequences * self.weights, self.weights * HALF)
+        return multiply_s + self.launch_s + num_sequences * self.sample_s
 
 
 def _interpolate(points: AllReduces, x: float) -> float:

@@ -9,6 +9,7 @@ from mocker.models.shape import ModelShape
 from mocker.timing.gpu import Decode, EngineTimes, Gpu, over_link
 from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, KernelPart, Matrices, Rate
 from mocker.timing.roofline import Attention, Coefficients, Host, Reach
+from mocker.timing.sampling import SAMPLERS, Sampler, Sampling
 
 ELEMENTWISE_EFFICIENCY = 0.6
 HEAD_EFFICIENCY = 0.75
@@ -28,6 +29,7 @@ def coefficients(
     kv_dtype: str = "bfloat16",
     link_gbps: float | None = None,
     async_scheduling: bool = True,
+    sampling: Sampling = "greedy",
 ) -> Coefficients:
     """Compute the parts of a model's step times on a GPU.
 
@@ -54,7 +56,7 @@ def coefficients(
         parts=parts,
         attention=_attention(device, shape, everything),
         reaches=[reaches[window] for window in sorted(reaches)],
-        head=_head(device, shape),
+        head=_head(device, shape, SAMPLERS[sampling]),
         host=_host(device, parts, async_scheduling),
     )
 
@@ -277,15 +279,22 @@ def _reach(device: Device, mixer: Mixer, window: int, flops: float, values: floa
     return Reach(window, flops / (peak * gpu.prefill), kv_s, kv_s * max(1.0, gpu.mixed_decode_slowdown * shared))
 
 
-def _head(device: Device, shape: ModelShape) -> Head:
+def _head(device: Device, shape: ModelShape, sampler: Sampler) -> Head:
     gpu = device.gpu
     rate = Rate(gpu.flops["bfloat16"] * HEAD_EFFICIENCY, gpu.bandwidth * gpu.gemm["bfloat16"].memory, 2.0)
-    return Head(device.engine.scale, rate, shape.hidden_size * shape.vocab_size / device.num_gpus)
+    return Head(
+        scale=device.engine.scale,
+        rate=rate,
+        weights=shape.hidden_size * shape.vocab_size / device.num_gpus,
+        launch_s=sampler.launch_s,
+        sample_s=sampler.logit_s * shape.vocab_size,
+    )
 
 
 def _host(device: Device, parts: Sequence[KernelPart], async_scheduling: bool) -> Host:
     engine = device.engine
     launches_s = sum([part.count for part in parts]) / 2 * engine.launch_layer_s
+    launches_s += sum([part.count for part in parts if part.experts is not None]) * engine.launch_experts_s
     if async_scheduling:
         return Host(0.0, 0.0, engine.step_s, engine.step_s + launches_s, engine.sequence_s)
     return Host(engine.step_s, engine.sequence_s, 0.0, launches_s, 0.0)

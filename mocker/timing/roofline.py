@@ -9,7 +9,7 @@ One step of a dense decoder on n GPUs, with T tokens in it:
     attention     4 H d pairs / (P ef) + KV bytes / (BW ekv) + cb B Kv + ca; what a window hides is neither computed nor read
     communication 2 all-reduces of T h values: a + b n + 2 (n-1)/n bytes / link
     elementwise   ce + T activation bytes / (0.6 BW)
-    head          the last hidden state of S sequences times the vocabulary
+    head          the last hidden state of S sequences times the vocabulary, and sampling from all of it (`sampling.py`)
 
 It is affine in the KV tokens that a batch reads, until these fill a window, or constant until the GPU's time exceeds the
 host's, so a batch that only decodes keeps leaping. `parts.py` computes the coefficients.

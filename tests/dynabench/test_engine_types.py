@@ -23,6 +23,7 @@ from dynabench.fidelity.settings import ValidatePoolConfig
 from dynabench.virtual.run import simulate
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import UNCACHED, EngineTypeConfig, SimulatedConfig, timed_as
+from mocker.models.catalog import find_model
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from mocker.timing.model import Load, chunk
@@ -216,7 +217,11 @@ def test_other_engines_have_schedulers_of_their_own():
             "max_total_tokens is 1048576; expected at least",
         ),
         (TrtllmConfig(kv_cache_max_tokens=1 << 40), {}, "has 34,359,738,368 blocks; expected at most 4,194,304"),
-        (SglangConfig(), {"model": "openai/gpt-oss-20b"}, "do not keep all tokens, which SGLang's scheduler"),
+        (
+            SglangConfig(),
+            {"model": "openai/gpt-oss-20b"},
+            "prefixes SGLang's scheduler does not keep here yet; expected disable_radix_cache",
+        ),
         (TrtllmConfig(), {"tensor_parallel_size": 3}, "cannot be divided over tensor_parallel_size 3"),
     ],
 )
@@ -224,6 +229,24 @@ def test_what_an_engine_cannot_hold_is_said_by_its_own_names(config, timing, mes
     with pytest.raises(ValueError) as caught:
         resolve(config, replace(H100, **timing))
     assert message in str(caught.value)
+
+
+def test_without_prefixes_states_take_room_for_all_requests_that_may_run_and_windows_that_of_all_tokens():
+    def num_blocks(config, model):
+        return resolve(config, replace(H100, model=model, gpu="b200", tensor_parallel_size=8)).num_blocks
+
+    qwen = find_model("Qwen/Qwen3.5-397B-A17B")
+    states = sum(count * mixer.state_bytes for mixer, count in qwen.mixers) / 8
+    plain = SglangConfig(disable_radix_cache=True, mem_fraction_static=0.8)
+    fewer, more = (
+        num_blocks(replace(plain, max_running_requests=count), "Qwen/Qwen3.5-397B-A17B") for count in (128, 64)
+    )
+    full = sum(count for mixer, count in qwen.mixers if mixer.num_heads)
+    mixer = next(mixer for mixer, _ in qwen.mixers if mixer.num_heads)
+    token = full * mixer.kv_heads(8) * mixer.kv_width * 2
+    assert more - fewer == pytest.approx(64 * states / token, abs=1)
+    oss = "openai/gpt-oss-120b"
+    assert num_blocks(TrtllmConfig(enable_block_reuse=False), oss) > 10_000
 
 
 def test_a_file_has_only_settings_of_the_scheduler_that_it_names(tmp_path):

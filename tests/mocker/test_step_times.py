@@ -19,6 +19,8 @@ from mocker.timing.gpu import over_link
 from mocker.timing.model import Load, Prefill, chunk
 from mocker.timing.parts import coefficients
 from mocker.timing.roofline import Roofline
+from mocker.timing.sampling import SAMPLERS
+from tests.support import benchmarks
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -380,6 +382,36 @@ def test_a_slower_link_lengthens_all_reduces_and_nothing_else():
     assert step(1, link_gbps=5.0) == step(1)
     with pytest.raises(ValueError, match="link_gbps must be greater than 0, not 0"):
         TimingConfig(link_gbps=0)
+
+
+def test_sampling_takes_time_for_each_sequence_and_entry_of_the_vocabulary_on_any_number_of_gpus():
+    def extra_s(sampling, num_sequences, **options):
+        return sum(
+            sign * roofline(sampling=how, **options).timing.decode(num_sequences, 1000).first
+            for sign, how in ((1, sampling), (-1, "greedy"))
+        )
+
+    launch_s, logit_s = SAMPLERS["top-p"]
+    for options in (
+        {"model": "meta-llama/Llama-3.1-8B"},
+        {"model": "meta-llama/Llama-3.1-70B", "tensor_parallel_size": 4},
+    ):
+        assert extra_s("top-p", 50, **options) == pytest.approx(launch_s + 50 * 128_256 * logit_s)
+    assert extra_s("top-p", 50, model="meta-llama/Llama-2-7b") == pytest.approx(launch_s + 50 * 32_000 * logit_s)
+    assert 0 < extra_s("temperature", 50) < extra_s("top-k", 50) < extra_s("top-p", 50)
+    with pytest.raises(
+        ValueError, match="sampling is top-p, and timing is polynomial; expected greedy, or a gpu and a model"
+    ):
+        TimingConfig(sampling="top-p")
+
+
+def test_sampling_takes_as_long_as_measured_on_hopper():
+    fit = benchmarks.program("fit_sampling")
+    table = fit.pd.read_csv(fit.MEASURED)
+    for kind in ("temperature", "top_k", "top_p", "penalties"):
+        rows = fit.extra_of(table, kind)
+        launch_s, logit_s = SAMPLERS[kind.replace("_", "-")]
+        assert np.abs((launch_s + logit_s * rows.logits) / rows.extra_s - 1).median() < 0.25
 
 
 def test_the_context_is_the_models_unless_another_is_set():
