@@ -1,7 +1,7 @@
 """Compare the roofline with published end-to-end points (InferenceX and NVIDIA, collected by AIConfigurator).
 
     python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv [--backend vllm] [--model Llama] [--most 20]
-    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv --csv benchmarks/measured/published_points.csv
+    python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv --csv dynabench/experiment/published_points.csv
 
 Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
 which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
@@ -211,15 +211,16 @@ def print_worst(table: pd.DataFrame) -> None:
     for key, rows_of in sorted(kinds, key=lambda kind: -kind[1].worst.mean()):
         point = rows_of.loc[rows_of.worst.idxmax()]
         print(
-            f"| {' '.join(key)} | {point.isl}/{point.osl}, {point.concurrency:.0f} at a time, {num_all_gpus(point)} GPUs | "
+            f"| {' '.join(key)} | {point.isl}/{point.osl}, {point.concurrency:.0f} at a time, {gpus_of(point)} | "
             f"{point.silicon_ttft_ms:,.0f}, {point.silicon_tpot_ms:.1f} | {point.ttft:,.0f} ({point.ttft_error:+.0f}%), "
             f"{point.tpot:.1f} ({point.tpot_error:+.0f}%) |"
         )
 
 
-def num_all_gpus(point: Any) -> int:
-    """Return the GPUs of one engine."""
-    return int(point.tp_size * point.attention_dp_size)
+def gpus_of(point: Any) -> str:
+    """Say how many GPUs an engine has."""
+    count = int(point.tp_size * point.attention_dp_size)
+    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def main() -> None:
@@ -234,6 +235,7 @@ def main() -> None:
     options = parser.parse_args()
     table = read(options.points)
     table["split"] = split_of(table)
+    table["model_path"] = table.model_path.str.replace("DeepSeek-V3", "DeepSeek-R1")  # which some files call V3
     table = table[table.backend.str.contains(options.backend) & table.model_path.str.contains(options.model)].copy()
     if options.most:
         table = table.loc[table.sample(frac=1, random_state=0).groupby(KEYS).head(options.most).index.sort_values()]

@@ -41,7 +41,7 @@ TTFT_WEIGHT = 0.4
 TIGHT = 0.03
 """Errors (logarithms) up to which the loss is quadratic; beyond, it is linear."""
 PULL = 0.02
-LAUNCHES = (0.0, 2e-3, 3e-3, 4e-3, 5e-3)
+LAUNCHES = (0.0, 3e-3, 4e-3)
 """Tried, in seconds a layer."""
 MOST_ERROR = 0.7
 """Errors (logarithms) beyond which a point counts no more: the first runs of SGLang in FP4 waited for seconds at any load."""
@@ -104,7 +104,8 @@ def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[
     """Fit the factors on a backend's kernels; its other times are vLLM's.
 
     If it has dense points, `scale` follows from TTFT and a factor on decodes, for each type of weights, from TPOT. If it has
-    only mixtures, `scale` follows from TPOT, and the time to launch a layer's kernels in steps with prompts from TTFT.
+    only mixtures, `scale` follows from TPOT of those without linear attention, whose kernels were not measured, and the
+    time to launch a layer's kernels in steps with prompts from TTFT.
     """
     own = engines[backend][architecture]
     has_dense = bool(points) and "Llama" in points[0]["model_path"]
@@ -112,7 +113,8 @@ def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[
     for _ in range(ROUNDS):
         ttft, tpot = log_errors(engines, points).T
         if not has_dense:
-            own["scale"] = float(f"{own['scale'] * np.exp(-np.nanmedian(tpot)):.3g}")
+            is_known = np.array(["Qwen3.5" not in point["model_path"] for point in points])
+            own["scale"] = float(f"{own['scale'] * np.exp(-np.nanmedian(tpot[is_known])):.3g}")
             fit_launches(own, engines, points)
             continue
         change = np.exp(-np.nanmedian(ttft))

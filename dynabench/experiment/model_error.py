@@ -2,7 +2,7 @@
 
     (timing, load)  ->  ModelError  ->  how many times as long as simulated mean TTFT and TPOT may really be
 
-Each point of measured_points.csv is a real server whose mean TTFT and TPOT were published, beside what `simulate` says
+Each point of published_points.csv is a real server whose mean TTFT and TPOT were published, beside what `simulate` says
 of it (benchmarks/fidelity_points.py writes the file). The nearer a point is to the case, the more it counts: its weight
 falls by e with each `REACH` of distance. What is left between points as near as these is a spread that grows with the
 distance of the nearest. docs/fidelity.md has the share of points that lie within the intervals of the others.
@@ -25,12 +25,16 @@ from mocker.timing.config import TimingConfig
 
 Floats = npt.NDArray[np.float64]
 
-REACH = 0.4
+REACH = 0.5
 """Farther by this, a point counts less by a factor of e."""
-SPREAD, SPREAD_AWAY = 0.03, 0.1
+LEAST = 1e-3
+"""Points whose weight is a smaller share of the nearest one's do not count."""
+SPREAD, SPREAD_AWAY = 0.03, 0.06
 """What two equal cases differ by, and what is added for each unit of distance of the nearest point (shares)."""
 COVERED = 0.9
 """The share of measurements that an interval is to cover."""
+TYPES = {"bf16": "bfloat16"}
+"""Types of weights that are called otherwise here."""
 FAR = 1.5
 """Points that are farther are only a hint."""
 
@@ -86,7 +90,7 @@ class Ratios(NamedTuple):
     def interval(self) -> tuple[float, float]:
         """The ratios between which 90% lie."""
         margin = 4 * self.spread
-        logs = np.linspace(self.logs.min() - margin, self.logs.max() + margin, 1000)
+        logs = np.linspace(self.logs.min() - margin, self.logs.max() + margin, 500)
         low, high = np.interp([(1 - COVERED) / 2, (1 + COVERED) / 2], self._below(logs, self.spread), logs)
         return math.exp(low), math.exp(high)
 
@@ -148,32 +152,40 @@ def model_error(timing: TimingConfig, load: Load | None = None) -> ModelError | 
     shape, gpu = timing.shape, find_gpu(timing.gpu).name
     num_gpus = timing.tensor_parallel_size * timing.pipeline_parallel_size
     case = Case(timing.host_times, timing.model, gpu, shape.weights, num_gpus, load)
-    return measured_points().error_of(case, shape)
+    return published_points().error_of(case, shape)
 
 
 class Points:
     """Measured points, as columns."""
 
     def __init__(self, rows: Sequence[dict[str, str]]) -> None:
-        """Take rows of measured_points.csv."""
-        self.cases = [
-            Case(
-                row["engine"],
-                row["model"],
-                row["gpu"],
-                row["weights"],
-                int(row["gpus"]),
-                Load(float(row["concurrency"]), float(row["isl"]), float(row["osl"])),
-            )
-            for row in rows
-        ]
+        """Take rows of published_points.csv; those without a prediction do not count."""
+        known = [row for row in rows if not row["problem"]]
+        self._shapes = {name: find_model(name) for name in dict.fromkeys(row["model_path"] for row in known)}
+        self._kinds = {model: kind_of(shape) for model, shape in self._shapes.items()}
+        self.cases = [self._case(row) for row in known]
         self.logs = {
-            metric: np.log([float(row[f"{metric}_ms"]) / float(row[f"simulated_{metric}_ms"]) for row in rows])
+            metric: np.log([float(row[f"silicon_{metric}_ms"]) / float(row[metric]) for row in known])
             for metric in ("ttft", "tpot")
         }
         """Of each point, by metric: the logarithm of measured / simulated."""
-        self._shapes = {case.model: find_model(case.model) for case in self.cases}
-        self._kinds = {model: kind_of(shape) for model, shape in self._shapes.items()}
+        self._models = np.array([case.model for case in self.cases])
+        self._engines = np.array([case.engine for case in self.cases])
+        self._gpus = np.array([case.gpu for case in self.cases])
+        self._weights = np.array([case.weights for case in self.cases])
+        self._num_gpus = np.log2([case.num_gpus for case in self.cases])
+        self._loads = np.log2([case.load or (1, 1, 1) for case in self.cases])
+
+    def _case(self, row: dict[str, str]) -> Case:
+        model, weights = row["model_path"], row["precision"]
+        return Case(
+            row["backend"],
+            model,
+            row["gpu"],
+            TYPES.get(weights, weights) or self._shapes[model].weights,
+            int(row["tp_size"]) * int(row["attention_dp_size"]),
+            Load(float(row["concurrency"]), float(row["isl"]), float(row["osl"])),
+        )
 
     def error_of(self, case: Case, shape: ModelShape, among: npt.NDArray[np.bool_] | None = None) -> ModelError:
         """Return what points say about a case.
@@ -187,9 +199,10 @@ class Points:
         distances = self._distances(case, shape)[places]
         nearest = float(distances.min())
         weights = np.exp((nearest - distances) / REACH)
-        weights /= weights.sum()
+        counted = weights > LEAST
+        weights = weights[counted] / weights[counted].sum()
         spread = SPREAD + SPREAD_AWAY * nearest
-        tpot, ttft = (Ratios(self.logs[metric][places], weights, spread) for metric in ("tpot", "ttft"))
+        tpot, ttft = (Ratios(self.logs[metric][places][counted], weights, spread) for metric in ("tpot", "ttft"))
         best = self.cases[places[distances.argmin()]]
         alike = sum(one[:4] == best[:4] for one in self.cases)
         return ModelError(
@@ -204,8 +217,13 @@ class Points:
     def _distances(self, case: Case, shape: ModelShape) -> Floats:
         """Return how unlike a case each point is."""
         kind = kind_of(shape)
-        by_model = {model: self._between_models(model, kind, case, shape) for model in self._shapes}
-        return np.array([by_model[one.model] + _between_runs(one, case) for one in self.cases])
+        names, places = np.unique(self._models, return_inverse=True)
+        found: Floats = np.array([self._between_models(name, kind, case, shape) for name in names])[places]
+        found += 2.0 * (self._engines != case.engine) + 0.7 * (self._gpus != case.gpu)
+        found += 0.5 * (self._weights != case.weights) + 0.25 * np.abs(self._num_gpus - math.log2(case.num_gpus))
+        if case.load is not None:
+            found += np.abs(self._loads - np.log2(np.maximum(case.load, 1.0))) @ [0.2, 0.15, 0.1]
+        return found
 
     def _between_models(self, model: str, kind: str, case: Case, shape: ModelShape) -> float:
         other, its_kind = self._shapes[model], self._kinds[model]
@@ -218,24 +236,14 @@ class Points:
         )
 
 
-def _between_runs(one: Case, other: Case) -> float:
-    """Return how unlike two cases are, apart from their models."""
-    found = 2.0 * (one.engine != other.engine) + 0.7 * (one.gpu != other.gpu) + 0.5 * (one.weights != other.weights)
-    found += 0.25 * _octaves(one.num_gpus, other.num_gpus)
-    if one.load is not None and other.load is not None:
-        found += 0.2 * _octaves(one.load.concurrency, other.load.concurrency)
-        found += 0.15 * _octaves(one.load.isl, other.load.isl) + 0.1 * _octaves(one.load.osl, other.load.osl)
-    return found
-
-
 def _octaves(one: float, other: float) -> float:
     return abs(math.log2(max(one, 1.0) / max(other, 1.0)))
 
 
 @cache
-def measured_points() -> Points:
+def published_points() -> Points:
     """Return the points that come with dynabench."""
-    text = files(__package__).joinpath("measured_points.csv").read_text(encoding="utf-8")
+    text = files(__package__).joinpath("published_points.csv").read_text(encoding="utf-8")
     return Points(list(csv.DictReader(text.splitlines())))
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dynabench.experiment.model_error import FAR, Case, Load, Ratios, kind_of, measured_points, model_error
+from dynabench.experiment.model_error import FAR, Case, Load, Ratios, kind_of, model_error, published_points
 from mocker.models.catalog import find_model
 from mocker.timing.config import TimingConfig
 from tests.support.commands import dynabench
@@ -18,16 +18,16 @@ def quoted(model, gpu="h100", *, load=None, **settings):
 
 
 def test_nine_of_ten_points_lie_within_the_intervals_of_other_cases():
-    points = measured_points()
+    points = published_points()
     keys = [case[:4] for case in points.cases]
     within = {"ttft": [], "tpot": []}
-    for place in range(0, len(keys), 5):
+    for place in range(0, len(keys), 3):
         case, others = points.cases[place], np.array([key != keys[place] for key in keys])
         error = points.error_of(case, find_model(case.model), others)
         for metric, found in within.items():
             low, high = error.of(metric)[0].interval
             found.append(low <= math.exp(points.logs[metric][place]) <= high)
-    assert all(0.85 <= np.mean(found) <= 0.95 for found in within.values()), within
+    assert all(0.82 <= np.mean(found) <= 0.96 for found in within.values()), within
 
 
 def test_a_measured_case_is_its_own_nearest():
@@ -61,7 +61,7 @@ def test_what_is_far_away_is_only_a_hint_and_less_certain():
 
 
 def test_a_load_like_that_of_measurements_is_nearer():
-    points = measured_points()
+    points = published_points()
     case = next(one for one in points.cases if one[:4] == ("vllm", LLAMA, "h100", "fp8"))
     settings = {"quantization": "fp8", "tensor_parallel_size": case.num_gpus}
     assert quoted(LLAMA, load=case.load, **settings).distance == 0
