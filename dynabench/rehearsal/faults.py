@@ -6,6 +6,7 @@ Programs that are rehearsed use no files, and KV has no contents, so slow or ful
 import asyncio
 import random
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Literal
 
@@ -13,6 +14,7 @@ import msgspec
 
 from dynabench.rehearsal.client import Question
 from dynabench.rehearsal.stage import Actor, Stage
+from serving.engines.mock.live import live_of
 from serving.runtime.memory.network import DISCOVERY, Network
 
 Kind = Literal[
@@ -32,6 +34,7 @@ Kind = Literal[
     "broker-wiped",
     "clock-jump",
     "overload",
+    "chase",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
 
@@ -73,7 +76,7 @@ class Rates(msgspec.Struct, frozen=True):
 LIGHT: tuple[Kind, ...] = ("kill", "restart", "delay", "reset", "overload")
 MEDIUM: tuple[Kind, ...] = (
     *LIGHT,
-    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events", "clock-jump"),
+    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events", "clock-jump", "chase"),
 )
 HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
@@ -86,6 +89,12 @@ START_AGAIN_S = (0.5, 3.0)
 """After what time a program that ended is started again (s)."""
 BURST = (20, 200)
 """How many requests come at once."""
+DEATHS = (2, 5)
+"""How many workers of one request are killed, as long as it goes on."""
+CHASED_S = 1.0
+"""After what time each of them is started again (s)."""
+AIM_S = 0.005
+"""How often a chase looks for the next (s)."""
 
 
 def draw(
@@ -131,6 +140,8 @@ def _drawn(
             )
         case "overload":
             return Fault(kind, at_s, 0.0, amount=rng.randint(*BURST))
+        case "chase":
+            return Fault(kind, at_s, lasts_s, amount=rng.randint(*DEATHS))
     return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause
 
 
@@ -175,13 +186,32 @@ class Weather:
         return usual + max(self.delays) * rng.random() if self.delays and rng.random() < 0.01 else usual
 
 
-async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_event: Callable[[str], None]) -> None:
-    """Let everything happen at its time, and end; return once all faults are over."""
+async def carry_out(
+    faults: Sequence[Fault],
+    stage: Stage,
+    weather: Weather,
+    on_event: Callable[[str], None],
+    on_death: Callable[[Fault], None] = lambda _: None,
+) -> None:
+    """Let everything happen at its time, and end; return once all faults are over.
+
+    Args:
+        faults: what happens.
+        stage: to whom.
+        weather: notes what is wrong.
+        on_event: is told what begins and ends.
+        on_death: is told whom a chase kills: that depends on where its request goes.
+    """
     start_s = asyncio.get_running_loop().time()
 
     async def happen(fault: Fault) -> None:
         await asyncio.sleep(max(start_s + fault.at_s - asyncio.get_running_loop().time(), 0.0))
-        if (undo := _begin(fault, stage, weather)) is None:
+        if fault.kind == "chase":
+            chasing = asyncio.create_task(_chase(fault, stage, start_s, on_death))
+            undo: Callable[[], object] | None = chasing.cancel
+        else:
+            undo = _begin(fault, stage, weather)
+        if undo is None:
             return  # its program does not run now, or there is no such server
         weather.begin()
         on_event(f"{fault.kind} {fault.target}".strip())
@@ -191,6 +221,28 @@ async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_
         on_event(f"end of {fault.kind} {fault.target}".strip())
 
     await asyncio.gather(*(happen(fault) for fault in faults))
+
+
+async def _chase(fault: Fault, stage: Stage, start_s: float, on_death: Callable[[Fault], None]) -> None:
+    """Kill the workers of one request, each once it has made some of the answer."""
+    loop, id = asyncio.get_running_loop(), ""
+    for _ in range(round(fault.amount)):
+        while (found := _at_work(stage, id)) is None:
+            await asyncio.sleep(AIM_S)
+        actor, id = found
+        on_death(Fault("kill", loop.time() - start_s, CHASED_S, actor.program.name))
+        stage.kill(actor.program.name)
+        loop.call_later(CHASED_S, stage.start_again, actor, context=Context())
+
+
+def _at_work(stage: Stage, id: str) -> tuple[Actor, str] | None:
+    """Return a worker that has made some of the answer to a request (default: to any), and the request."""
+    for actor in stage.running(stage.workers):
+        for rank in () if actor.engine is None else actor.engine.ranks:
+            for live in map(live_of, rank.engine.sequences()):
+                if live.sent and live.end is None and id in ("", live.request_id):
+                    return actor, live.request_id
+    return None
 
 
 def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object] | None:

@@ -7,15 +7,18 @@ at its end       `of_answers` and the functions after it, once faults are over a
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, Kind, Weather
+from dynabench.rehearsal.lives import Lives
 from dynabench.rehearsal.stage import Actor, Stage
 from foundation.ordered_set import OrderedSet
 from serving.engines.mock.live import live_of
 from serving.life.flight import Flight
 from serving.life.leg import Leg
+from serving.router.blocks import slots_of
 from serving.router.index import PrefixIndex
 from serving.routing.live import LiveRouting
 from serving.runtime.address import INSTANCES, Instance
@@ -30,6 +33,10 @@ INVARIANTS = {
     "shed": "a frontend never has more requests in progress than its limit, and refuses none before it has that many",
     "booked": "a router never has more requests booked in a pool than its frontend has in progress",
     "elsewhere": "a request that failed at a worker does not go there again while another is there",
+    "limited": "no more workers work at a request than it may migrate, and one",
+    "left": "a worker that was asked to end and has left discovery takes no more requests",
+    "whole": "KV counts as read only if its worker was there until all of it had come",
+    "sound": "without faults no KV fails to come, runs out of time or is wrong, and no store counts as away",
     "once": "no engine works twice at one request",
     "wanted": "while nothing is wrong, no engine works at a request that is over for its client",
     "released": "when all requests are over, none is booked, in progress, in an engine, or has blocks, and no KV is held",
@@ -128,12 +135,13 @@ class Met(NamedTuple):
 class Watch:
     """Looks at every program while it runs; keeps the first violation of each invariant."""
 
-    def __init__(self, stage: Stage, answers: Sequence[Answer], weather: Weather) -> None:
-        """Watch a stage; `answers` grows as requests are sent."""
+    def __init__(self, stage: Stage, answers: Sequence[Answer], weather: Weather, num_migrations: int) -> None:
+        """Watch a stage; `answers` grows as requests are sent, each of which may migrate so often."""
         self._stage = stage
         self._answers = answers
         self._weather = weather
         self._limits = limits_of(stage)
+        self._lives = Lives(stage, weather, num_migrations)
         self._by_id: dict[str, Answer] = {}
         self._legs: dict[Leg, None] = {}  # the last that were seen, kept so that no other takes their place
         self._ranks: dict[LiveRouting, set[int]] = {}  # the instances that were there then
@@ -152,7 +160,8 @@ class Watch:
                 self._found.setdefault(invariant, Violation(invariant, f"{what}, at {now:.3f} s"))
             await asyncio.sleep(LOOK_S)
 
-    def _look(self, now: float) -> Iterator[Violation]:
+    def _look(self, now: float) -> Iterator[tuple[str, str]]:
+        yield from self._lives.look(now)
         for frontend in self._stage.running(self._stage.frontends):
             yield from _busy(frontend, self._limits[frontend.program.name])
             yield from self._placed(frontend)
@@ -203,10 +212,26 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
         index, ranks = routing.core.index, routing._following.ranks
         if isinstance(index, PrefixIndex) and (strangers := [slot for slot in index._roots if slot not in ranks]):
             yield Violation("known", f"{name} keeps the blocks of {len(strangers)} workers that it cannot route to")
+        if isinstance(index, PrefixIndex) and (strangers := [slot for slot in _beyond_gpu(index) if slot not in ranks]):
+            yield Violation(
+                "known", f"{name} keeps what {len(strangers)} workers have beyond their GPUs, and cannot route to them"
+            )
         for instance_id, connection in routing._following.client._connections.items():
             most = max((len(stream.items) for stream in connection._streams.values()), default=0)
             if most > MOST_QUEUED:
                 yield Violation("memory", f"{name} keeps {most} items of worker {instance_id:x} for one client")
+
+
+def _beyond_gpu(index: PrefixIndex) -> list[int]:
+    """Return the slots of the ranks that have blocks in host memory or on disks, as an index knows them."""
+    mask = 0
+    for medium, tier in index.tiers._tiers.items():
+        if medium != "SHARED":
+            for holders in tier.whole.values():
+                mask |= holders
+            for holders in chain.from_iterable(tier.parts.values()):
+                mask |= holders
+    return slots_of(mask)
 
 
 def _flights(frontend: Actor) -> Iterator[Flight]:

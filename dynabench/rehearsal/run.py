@@ -23,6 +23,7 @@ from dynabench.rehearsal.invariants import (
     of_failures,
     of_programs,
 )
+from dynabench.rehearsal.lives import in_stores, read_well
 from dynabench.rehearsal.loop import VirtualLoopError, run
 from dynabench.rehearsal.stage import Stage
 from serving.runtime.memory.network import Network
@@ -81,7 +82,7 @@ def rehearse(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str]
 
 
 async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged") -> Outcome:
-    loop, weather, faults = asyncio.get_running_loop(), Weather(), rehearsal.faults
+    loop, weather, faults = asyncio.get_running_loop(), Weather(), [*rehearsal.faults]
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
     stage = Stage(deployment, rehearsal.seed, network)
@@ -89,12 +90,13 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
     start_s, happened, answers = loop.time(), list[str](), list[Answer]()
     await asyncio.sleep(UP_S)
     client, met = network.node("client"), _met(deployment, stage, faults)
-    watch = Watch(stage, answers, weather)
+    watch = Watch(stage, answers, weather, met.num_migrations)
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")):
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
-        await asyncio.gather(asking, carry_out(faults, stage, weather, happened.append))
+        happening = carry_out(rehearsal.faults, stage, weather, happened.append, faults.append)
+        await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
         watching.cancel()
         found = [
@@ -102,6 +104,8 @@ async def _whole(deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, 
             *of_answers(answers, texts, met),
             *of_failures(answers, met, limits_of(stage)),
             *at_rest(stage),
+            *(Violation(*each) for each in in_stores(stage)),
+            *(Violation(*each) for each in (() if faults else read_well(stage))),
             *of_programs(stage),
             *of_discovery(stage),
             *(Violation("alive", said) for said in logged.defects),

@@ -23,7 +23,7 @@ from serving.engines.mock.engine import Mocker
 from serving.frontend.app import Frontend
 from serving.frontend.models import Models
 from serving.frontend.server import serve_frontend
-from serving.kv_tiers.store import serve_store
+from serving.kv_tiers.store import StoreServer, serve_store
 from serving.routing.service import RouterService
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -57,6 +57,8 @@ class Actor:
     """Of a frontend: its handlers, once it serves."""
     engine: Mocker | None = None
     """Of a worker: its engine."""
+    store: StoreServer | None = None
+    """Of a store for KV: what it has."""
 
 
 def names_of(deployment: Deployment) -> tuple[list[str], list[str]]:
@@ -85,6 +87,8 @@ class Stage:
             _main_of(program)
         self.actors: dict[str, Actor] = {}
         """The last of each program."""
+        self.killed_s: dict[Node, float] = {}
+        """When programs were killed, by the loop's clock."""
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -115,7 +119,9 @@ class Stage:
 
     def kill(self, name: str, *, is_lost: bool = False) -> None:
         """End a program as the kernel does, or with its whole machine."""
-        self.network.kill(self.actors[name].node, is_lost=is_lost)
+        node = self.actors[name].node
+        self.killed_s[node] = asyncio.get_running_loop().time()
+        self.network.kill(node, is_lost=is_lost)
 
     def stop(self, name: str) -> None:
         """Ask a program to end."""
@@ -190,7 +196,12 @@ async def _router(actor: Actor) -> None:
 async def _store(actor: Actor) -> None:
     store, network = actor.program.settings
     async with await DistributedRuntime.connect(network, stopping=actor.stopping) as runtime:
-        await serve_store(store, await runtime.cluster_token(), actor.stopping, on_ready=lambda: None)
+
+        def see(server: StoreServer) -> None:
+            actor.store = server
+
+        token = await runtime.cluster_token()
+        await serve_store(store, token, actor.stopping, on_ready=lambda: None, see=see)
 
 
 ENGINES: dict[str, Main] = {"serving.mocker": _mocker, "serving.echo": _echo}
