@@ -318,7 +318,7 @@ def deployments() -> "dict[str, Deployment]":
     plain = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
     return {
         "aggregated": plain,
-        "prefill-decode": replace(plain, pools=halves),
+        "prefill-decode": replace(plain, pools=halves, transfer=replace(plain.transfer, bandwidth_gb_s=2.0)),
         "router": replace(plain, standalone_router=True),
         "store": replace(plain, pools=(tiered,), kv_store=KvStoreConfig(kv_store_size=0.5)),
     }

@@ -224,23 +224,31 @@ async def carry_out(
 
 
 async def _chase(fault: Fault, stage: Stage, start_s: float, on_death: Callable[[Fault], None]) -> None:
-    """Kill the workers of one request, each once it has made some of the answer."""
-    loop, id = asyncio.get_running_loop(), ""
-    for _ in range(round(fault.amount)):
-        while (found := _at_work(stage, id)) is None:
+    """Kill the workers of one request, some with their machines: the one whose KV is read, and the one that answers, in turn."""
+    loop, id, rng = asyncio.get_running_loop(), "", random.Random(f"chase {fault.at_s}")
+    for number in range(round(fault.amount)):
+        while (found := _at_work(stage, id, is_reading=number % 2 == 0)) is None:
             await asyncio.sleep(AIM_S)
         actor, id = found
-        on_death(Fault("kill", loop.time() - start_s, CHASED_S, actor.program.name))
-        stage.kill(actor.program.name)
+        kind: Kind = rng.choice(("kill", "lose-machine"))
+        on_death(Fault(kind, loop.time() - start_s, CHASED_S, actor.program.name))
+        stage.kill(actor.program.name, is_lost=kind == "lose-machine")
         loop.call_later(CHASED_S, stage.start_again, actor, context=Context())
 
 
-def _at_work(stage: Stage, id: str) -> tuple[Actor, str] | None:
-    """Return a worker that has made some of the answer to a request (default: to any), and the request."""
+def _at_work(stage: Stage, id: str, *, is_reading: bool) -> tuple[Actor, str] | None:
+    """Return a worker that has made some of the answer to a request (default: to any), or whose KV is read for it now."""
     for actor in stage.running(stage.workers):
         for rank in () if actor.engine is None else actor.engine.ranks:
             for live in map(live_of, rank.engine.sequences()):
-                if live.sent and live.end is None and id in ("", live.request_id):
+                if id not in ("", live.request_id):
+                    continue
+                if live.load is not None and is_reading:
+                    is_moving = live.load.moving is not None and not live.load.moving.done()
+                    owner = stage.owner_of(live.load.kv) if is_moving and live.load.kv is not None else None
+                    if owner is not None:
+                        return owner, live.request_id
+                elif live.sent and live.end is None:
                     return actor, live.request_id
     return None
 

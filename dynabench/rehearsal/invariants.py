@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, Kind, Weather
-from dynabench.rehearsal.lives import Lives
+from dynabench.rehearsal.lives import Lives, renewed
 from dynabench.rehearsal.stage import Actor, Stage
 from foundation.ordered_set import OrderedSet
 from serving.engines.mock.live import live_of
@@ -39,7 +39,9 @@ INVARIANTS = {
     "sound": "without faults no KV fails to come, runs out of time or is wrong, and no store counts as away",
     "once": "no engine works twice at one request",
     "wanted": "while nothing is wrong, no engine works at a request that is over for its client",
-    "released": "when all requests are over, none is booked, in progress, in an engine, or has blocks, and no KV is held",
+    "unread": "no connection to a store waits for its next call while an answer is left on it",
+    "released": "when all requests are over, none is booked, in progress, in an engine, or has blocks, no KV is held, and no "
+    "store keeps room for chunks that do not come",
     "memory": "when all requests are over, no program keeps something for each of them",
     "forgotten": "when leases have run out, discovery and frontends know only workers that run",
     "reached": "when faults are over, discovery knows every worker that runs, and every frontend can route to it",
@@ -345,6 +347,8 @@ def _idle(worker: Actor) -> Iterator[Violation]:
             yield Violation("released", f"{name} has {used} used blocks without a sequence")
         if any(held):
             yield Violation("released", f"{name} has KV of {held} prompts that is held, awaited and being read")
+    if num_renewed := renewed(worker):
+        yield Violation("released", f"{name} still renews {num_renewed} leases of KV")
 
 
 CACHES = frozenset(

@@ -7,13 +7,14 @@ from dynabench.rehearsal.stage import Actor, Stage
 from serving.engines.mock.live import Live, live_of
 from serving.runtime.address import INSTANCES, Instance
 from serving.runtime.memory.node import Node
+from serving.runtime.memory.tcp import MemoryConnection
 
-LEFT_S = 1.5
-"""How long a worker that has left discovery may take to notice that (s): its last messages may be late."""
+LEFT_S = 0.2
+"""How long a worker that has left discovery may take to notice that (s)."""
 ANSWER_S = 0.002
-"""How long the answer of a worker that has died may still be on its way, while messages are not late (s)."""
-SMOOTH_S = 1.0
-"""After what time with at most one fault messages are not late (s)."""
+"""How long the answer of a worker that has died may still be on its way (s)."""
+LATE_S = 1.0
+"""How long after a pause, a partition and delays messages to a worker may still be late (s): then neither is checked."""
 
 Found = Iterator[tuple[str, str]]
 """Invariants that do not hold, and what was found."""
@@ -30,22 +31,23 @@ class Lives:
         self._seen: dict[tuple[str, str], set[Node]] = {}  # role and request -> the workers that worked at it
         self._left: dict[Node, tuple[float, set[str]]] = {}  # since when they have left, and what they had by then
         self._owners: dict[str, Node] = {}  # by the name under which they offer KV
-        self._rough_s = 0.0
+        self._late: dict[Node, float] = {}  # when messages to workers were last late
 
     def look(self, now: float) -> Found:
         """Check what is in engines now."""
-        if self._weather.num_faults > 1 or self._weather.delays:
-            self._rough_s = now
         listed = {*_listed(self._stage)}
         for worker in self._stage.running(self._stage.workers):
             lives = [] if worker.engine is None else [*_lives(worker)]
             ids = {live.request_id for live in lives}
             yield from self._moved(worker, ids)
-            yield from self._leaving(worker, ids, now, is_listed=worker.program.name in listed)
+            if self._is_late(worker, now):
+                self._left.pop(worker.node, None)
+            else:
+                yield from self._leaving(worker, ids, now, is_listed=worker.program.name in listed)
+                yield from self._read(worker, lives)
             for handover in () if worker.engine is None else worker.engine._handovers:
                 self._owners[handover._exchange.id] = worker.node
-            if now - self._rough_s > SMOOTH_S:
-                yield from self._read(worker, lives)
+            yield from _unread(worker)
 
     def _moved(self, worker: Actor, ids: set[str]) -> Found:
         """Check how many workers of a pool a request has had. A server for requests may lose calls that began unseen."""
@@ -61,17 +63,20 @@ class Lives:
 
     def _leaving(self, worker: Actor, ids: set[str], now: float, *, is_listed: bool) -> Found:
         """Check that a worker which was asked to end, and has left discovery, takes nothing new."""
-        name, node = worker.program.name, worker.node
-        if not worker.stopping.is_set() or is_listed or node.is_paused or self._is_cut(name):
-            self._left.pop(node, None)
+        name = worker.program.name
+        if not worker.stopping.is_set() or is_listed:
             return
-        since_s, before = self._left.setdefault(node, (now, set()))
+        since_s, before = self._left.setdefault(worker.node, (now, set()))
         if now - since_s > LEFT_S and (new := ids - before):
             yield "left", f"{name} took {', '.join(sorted(new))}, {now - since_s:.2f} s after it had left discovery"
         before |= ids
 
-    def _is_cut(self, name: str) -> bool:
-        return any(name in way for way in self._stage.network._cuts)
+    def _is_late(self, worker: Actor, now: float) -> bool:
+        """Return whether messages to a worker may be late."""
+        is_cut = any(worker.program.name in way for way in self._stage.network._cuts)
+        if worker.node.is_paused or is_cut or self._weather.delays:
+            self._late[worker.node] = now
+        return now - self._late.get(worker.node, -LATE_S) < LATE_S
 
     def _read(self, worker: Actor, lives: list[Live]) -> Found:
         """Check that KV came from workers that were there until it had come."""
@@ -114,6 +119,21 @@ def in_stores(stage: Stage) -> Found:
             yield "released", f"{actor.program.name} keeps {lost} bytes of room for chunks that never came"
         if num_readers := sum(entry.num_readers for entry in shelf.entries.values()):
             yield "released", f"{actor.program.name} still sends {num_readers} chunks"
+
+
+def renewed(worker: Actor) -> int:
+    """Return how many leases of KV a worker renews, and how many meetings it waits for."""
+    readers = [each._decode.reader for each in worker.engine._handovers if each._decode] if worker.engine else []
+    kinds = [kind for reader in readers for kind in (reader._leases, reader._meetings)]
+    return sum(len(owner.names) for kind in kinds for owner in kind._owners.values())
+
+
+def _unread(worker: Actor) -> Found:
+    """Check that the connections to a store which wait for their next call have nothing left of the last."""
+    for tiers in () if worker.engine is None else worker.engine._tiers:
+        for link in () if tiers._store is None else tiers._store.tier._idle:
+            if isinstance(link.connection, MemoryConnection) and link.connection._arrived:
+                yield "unread", f"{worker.program.name} keeps a connection for its next call on which an answer is left"
 
 
 def _lives(worker: Actor) -> Iterator[Live]:

@@ -19,6 +19,7 @@ from dynabench.deployment.processes import deployment_programs
 from dynabench.rehearsal.tcp import MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
+from serving.engines.kv.params import RemoteKv
 from serving.engines.mock.engine import Mocker
 from serving.frontend.app import Frontend
 from serving.frontend.models import Models
@@ -142,6 +143,13 @@ class Stage:
         if not task.cancelled() and isinstance(task.exception(), RuntimeUnavailableError):
             self.kill(actor.program.name)
             asyncio.get_running_loop().call_later(RESTART_S, self.start_again, actor, context=Context())
+
+    def owner_of(self, kv: RemoteKv) -> Actor | None:
+        """Return the worker that keeps KV for another, if it runs."""
+        for actor in self.running(self.workers):
+            if actor.engine is not None and actor.engine.offers(kv):
+                return actor
+        return None
 
     def failures(self) -> Iterator[tuple[str, BaseException]]:
         """Yield the programs that ended by an error of their own."""
