@@ -321,6 +321,8 @@ def at_rest(stage: Stage) -> Iterator[Violation]:
         name = frontend.program.name
         if frontend.handlers is not None and (num_open := frontend.handlers.answering.num_open):
             yield Violation("released", f"{name} has {num_open} requests in progress")
+        if frontend.handlers is not None:
+            frontend.handlers.state()  # whoever asks for its metrics makes it forget the workers that are gone
         for routing in _routings(frontend):
             for rank, books in routing.books():
                 numbers = books.num_requests, books.prefill_tokens, books.decode_blocks, books.num_decoding
