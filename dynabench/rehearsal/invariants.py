@@ -113,8 +113,8 @@ class Met(NamedTuple):
     def bound_s(self, answer: Answer) -> float:
         """Return how long a request may take (s)."""
         stalls = self.during(answer, STALLS)
-        read_s = self.read_s if any(fault.kind in SILENT for fault in stalls) else 0.0
-        return OWN_S + read_s + sum(min(fault.lasts_s, PATIENCE_S) + 1.0 for fault in stalls)
+        reads_s = self.read_s * sum(fault.kind in SILENT for fault in stalls)
+        return OWN_S + reads_s + sum(min(fault.lasts_s, PATIENCE_S) + 1.0 for fault in stalls)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""
