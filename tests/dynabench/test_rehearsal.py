@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.mutations import MUTATIONS
+from benchmarks.mutations import BLIND, MUTATIONS
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
 from dynabench.rehearsal.client import Answer, Question
@@ -82,11 +82,24 @@ def test_a_router_that_is_a_program_of_its_own_is_looked_into(monkeypatch):
     assert "router" in outcome.violations[0].what
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *BLIND], ids=lambda mutation: mutation.name)
 def test_what_a_planted_bug_replaces_is_there_once(mutation):
     spec = importlib.util.find_spec(mutation.module)
     assert spec is not None
     assert Path(spec.origin).read_text().count(mutation.old) == 1
+
+
+@pytest.mark.parametrize(("num_deaths", "num_failed"), [(3, 0), (4, 1)])
+def test_a_request_whose_workers_die_one_after_the_other_goes_on_as_often_as_it_may_migrate(num_deaths, num_failed):
+    chase = Fault("chase", 0.0, 10.0, amount=num_deaths)
+    outcome = replay(WORKERS, Rehearsal(0, [Question(0, 0.01, [97] * 40, 60)], [chase]))
+    assert (outcome.violations, outcome.num_failed) == ([], num_failed)
+
+
+def test_a_worker_that_dies_while_its_kv_is_read_costs_no_answer():
+    chase = Fault("chase", 0.0, 10.0, amount=1)
+    outcome = replay(HANDS_OVER, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
+    assert (outcome.violations, outcome.num_failed) == ([], 0)
 
 
 def test_kv_that_a_broken_connection_withdraws_is_computed_again():
