@@ -32,10 +32,12 @@ class Lives:
         self._left: dict[Node, tuple[float, set[str]]] = {}  # since when they have left, and what they had by then
         self._owners: dict[str, Node] = {}  # by the name under which they offer KV
         self._late: dict[Node, float] = {}  # when messages to workers were last late
+        self._has_flipped = False  # whether a length may have been wrong: then what it cut off is left on a connection
 
     def look(self, now: float) -> Found:
         """Check what is in engines now."""
         listed = {*_listed(self._stage)}
+        self._has_flipped |= self._stage.network.bit_flips > 0
         for worker in self._stage.running(self._stage.workers):
             lives = [] if worker.engine is None else [*_lives(worker)]
             ids = {live.request_id for live in lives}
@@ -47,7 +49,8 @@ class Lives:
                 yield from self._read(worker, lives)
             for handover in () if worker.engine is None else worker.engine._handovers:
                 self._owners[handover._exchange.id] = worker.node
-            yield from _unread(worker)
+            if not self._has_flipped:
+                yield from _unread(worker)
 
     def _moved(self, worker: Actor, ids: set[str]) -> Found:
         """Check how many workers of a pool a request has had. A server for requests may lose calls that began unseen."""

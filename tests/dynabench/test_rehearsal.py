@@ -78,8 +78,8 @@ def test_a_planted_bug_is_found(name, invariant):
 def test_a_router_that_is_a_program_of_its_own_is_looked_into(monkeypatch):
     monkeypatch.setattr(PrefixIndex, "evict", lambda index, slot, ids: None)
     _, outcome = carry_out(Plan(replace(WORKERS, standalone_router=True), "none", 150, 12.0), 0)
-    assert [violation.invariant for violation in outcome.violations] == ["known"]
-    assert "router" in outcome.violations[0].what
+    assert outcome.violations
+    assert all(one.invariant == "known" and one.what.startswith("router ") for one in outcome.violations)
 
 
 @pytest.mark.parametrize("mutation", [*MUTATIONS, *BLIND], ids=lambda mutation: mutation.name)
