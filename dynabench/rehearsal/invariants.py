@@ -403,8 +403,6 @@ def at_rest(stage: Stage) -> Iterator[Violation]:
         num_open = 0 if actor.handlers is None else actor.handlers.answering.num_open
         if num_open > _num_asked(stage):
             yield Violation("released", f"{name} has {num_open} requests in progress")
-        if actor.handlers is not None:
-            actor.handlers.state()  # whoever asks for its metrics makes it forget the workers that are gone
         for routing in _routings(actor):
             for rank, books in routing.books():
                 numbers = books.num_requests, books.prefill_tokens, books.decode_blocks, books.num_decoding

@@ -154,6 +154,13 @@ def test_a_request_may_fail_only_if_it_could_not_be_saved(faults, excused):
     assert names(failed) == ([] if excused else ["no-loss"])
 
 
+def test_frontends_forget_workers_that_are_gone_although_nobody_asks_for_their_metrics():
+    deployment = replace(WORKERS, frontend=FrontendConfig(), pools=(Pool(replicas=3, mocker=SMALL),))
+    asked = [Question(number, number * 0.1, [97 + number % 12] * 20, 3) for number in range(300)]
+    deaths = [Fault("restart", 0.5 + number, 3.0, f"worker-{number % 3}") for number in range(30)]
+    assert replay(deployment, Rehearsal(0, asked, deaths)).violations == []
+
+
 def test_a_frontend_refuses_only_when_it_is_full():
     refused = answer(9, status=429, error="HTTP 429")
     assert names(of_failures([refused], met(), {"frontend": 1})) == ["shed"]
