@@ -178,10 +178,9 @@ def _met(
     there: Sequence[tuple[float, Sequence[set[str]]]],
 ) -> Met:
     """Return what decides which requests may fail, now that requests are sent."""
-    pools = [
-        {name for name in stage.workers if stage.programs[name].settings[0].role == role}
-        for role in dict.fromkeys(pool.role for pool in deployment.pools)
-    ]
+    settings = {name: stage.programs[name].settings[0] for name in stage.workers}
+    whose = {name: (worker.endpoint, worker.role) for name, worker in settings.items()}  # each model has an endpoint
+    pools = [{name for name in whose if whose[name] == kind} for kind in dict.fromkeys(whose.values())]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
     policies = {getattr(pool.mocker, "kv_load_failure_policy", "fail") for pool in deployment.pools}

@@ -21,6 +21,7 @@ from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.router.index import PrefixIndex
+from serving.worker.config import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 SMALL = EngineConfig(num_gpu_blocks=40)
@@ -152,6 +153,13 @@ KILL, OTHER = Fault("kill", 0.5, 1.0, "worker-0"), Fault("kill", 0.6, 1.0, "work
 def test_a_request_may_fail_only_if_it_could_not_be_saved(faults, excused):
     failed = of_failures([answer(error="the worker is gone")], met(*faults), {"frontend": 10})
     assert names(failed) == ([] if excused else ["no-loss"])
+
+
+def test_a_request_may_fail_if_all_workers_of_its_model_are_gone_while_another_model_has_some():
+    pools = tuple(Pool(name=name, worker=WorkerConfig(model_name=name, migration_limit=3)) for name in ("one", "other"))
+    asked = [Question(number, 0.1 * number, [97] * 20, 40, model="one") for number in range(20)]
+    outcome = replay(Deployment(pools=pools), Rehearsal(0, asked, [Fault("kill", 0.55, 1.0, "one-0")]))
+    assert (outcome.violations, outcome.num_failed > 0) == ([], True)
 
 
 def test_frontends_forget_workers_that_are_gone_although_nobody_asks_for_their_metrics():
