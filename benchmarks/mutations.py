@@ -2,8 +2,9 @@
 
     python benchmarks/mutations.py                          # all of them, each until it is found, at most 200 seeds
     python benchmarks/mutations.py --only lost-release --seeds 20
+    python benchmarks/mutations.py --list blind --seeds 1000
 
-A mutation replaces one place in the source of `serving/`, in a process of its own. Nothing on disk changes.
+The two lists are `MUTATIONS` here, and the twenty of `blind_mutations.toml`, chosen without a look at the invariants. A mutation replaces one place in the source of `serving/`, in a process of its own. Nothing on disk changes.
 """
 
 import argparse
@@ -15,12 +16,16 @@ import logging
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:  # whoever hunts plants a bug before anything of `serving` is imported
+    from dynabench.deployment.description import Deployment
 
 LEVELS = ("medium", "harsh")
 """How much goes wrong, seed by seed in turn."""
@@ -38,6 +43,8 @@ class Mutation(NamedTuple):
     old: str
     """Is in the module's source once."""
     new: str
+    where: tuple[str, ...] = ("aggregated",)
+    """The deployments that it is looked for in, seed by seed in turn (see `deployments`)."""
 
 
 MUTATIONS = [
@@ -227,6 +234,16 @@ MUTATIONS = [
     ),
 ]
 
+BLIND = [
+    Mutation(
+        name, what=each["what"], module=each["module"], old=each["old"], new=each["new"], where=tuple(each["where"])
+    )
+    for name, each in tomllib.loads(
+        Path(__file__).with_name("blind_mutations.toml").read_text(encoding="utf-8")
+    ).items()
+]
+LISTS = {"first": MUTATIONS, "blind": BLIND}
+
 
 class Planting(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports one module from a changed source."""
@@ -264,23 +281,53 @@ def hunt(mutation: Mutation | None, seeds: range) -> dict[str, object]:
     """Rehearse seeds until a violation is found; return it. It has to be the first in this process to import `serving`."""
     if mutation is not None:
         sys.meta_path.insert(0, Planting(mutation))
-    from dynabench.deployment.description import Deployment
     from dynabench.rehearsal.all_seeds import Plan, carry_out
 
     logging.disable(logging.WARNING)
-    (pool,) = Deployment().pools
-    # Small caches and limits, so that blocks are evicted and requests refused; two frontends, so that routers tell each other.
-    workers = replace(pool, replicas=4, mocker=replace(pool.mocker, num_gpu_blocks=40))
-    frontend = replace(Deployment().frontend, http_workers=2, max_inflight_requests=48)
-    deployment = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
+    names = ("aggregated",) if mutation is None else mutation.where
+    found = deployments()
     began_s = time.process_time()
     for seed in seeds:
-        level = LEVELS[seed % len(LEVELS)]
-        _, outcome = carry_out(Plan(deployment, level, NUM_QUESTIONS, RATE_S), seed)
+        name, level = names[seed % len(names)], LEVELS[seed // len(names) % len(LEVELS)]
+        _, outcome = carry_out(Plan(found[name], level, NUM_QUESTIONS, RATE_S), seed)
         if outcome.violations:
-            found = {"seed": seed, "level": level, "violation": str(outcome.violations[0])[:300]}
-            return found | {"all": sorted({each.invariant for each in outcome.violations}), "s": spent(began_s)}
-    return {"seed": None, "level": "", "violation": "", "all": [], "s": spent(began_s)}
+            said = {
+                "violation": str(outcome.violations[0])[:300],
+                "all": sorted({each.invariant for each in outcome.violations}),
+            }
+            return said | {"seed": seed, "level": level, "where": name, "s": spent(began_s)}
+    return {"seed": None, "level": "", "where": "", "violation": "", "all": [], "s": spent(began_s)}
+
+
+def deployments() -> "dict[str, Deployment]":
+    """Return what bugs are looked for in, by name.
+
+    Caches and limits are small, so that blocks are evicted and requests refused. Two frontends tell each other what they book.
+    """
+    from dynabench.deployment.description import Deployment, Pool
+    from dynabench.deployment.kv_store import KvStoreConfig
+    from mocker import EngineConfig
+
+    small = EngineConfig(num_gpu_blocks=40)
+    workers = Pool(replicas=4, mocker=small)
+    halves = tuple(
+        Pool(name=role, role=role, replicas=2, mocker=EngineConfig(num_gpu_blocks=80)) for role in ("prefill", "decode")
+    )
+    tiered = Pool(replicas=4, mocker=replace(small, num_host_blocks=24, kv_prefetch_policy="best_effort"))
+    frontend = replace(Deployment().frontend, http_workers=2, max_inflight_requests=48)
+    plain = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
+    return {
+        "aggregated": plain,
+        "prefill-decode": replace(plain, pools=halves, transfer=replace(plain.transfer, bandwidth_gb_s=2.0)),
+        "router": replace(plain, standalone_router=True),
+        "store": replace(plain, pools=(tiered,), kv_store=KvStoreConfig(kv_store_size=0.5)),
+    }
+
+
+def numbers(seeds: str) -> range:
+    """Return the seeds of a number, from 0 on, or of a range."""
+    first, _, last = seeds.rpartition("..")
+    return range(int(first or 0), int(last))
 
 
 def spent(since_s: float) -> float:
@@ -288,9 +335,9 @@ def spent(since_s: float) -> float:
     return round(time.process_time() - since_s, 1)
 
 
-def in_process(name: str, num_seeds: int) -> dict[str, object]:
+def in_process(list_name: str, name: str, seeds: str) -> dict[str, object]:
     """Hunt one mutation in a process of its own."""
-    command = [sys.executable, __file__, "--hunt", name, "--seeds", str(num_seeds)]
+    command = [sys.executable, __file__, "--list", list_name, "--hunt", name, "--seeds", seeds]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     with contextlib.suppress(IndexError, ValueError):
         found = json.loads(done.stdout.splitlines()[-1])
@@ -302,20 +349,24 @@ def in_process(name: str, num_seeds: int) -> dict[str, object]:
 def main() -> None:
     """Hunt mutations, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=200, help="try so many seeds with each (default: 200)")
-    parser.add_argument("--only", nargs="+", default=[each.name for each in MUTATIONS], help="hunt only these")
+    parser.add_argument(
+        "--seeds", default="200", help="try so many seeds with each, or a range such as 60..1000 (default: 200)"
+    )
+    parser.add_argument("--list", choices=LISTS, default="first", help="hunt those of this list (default: first)")
+    parser.add_argument("--only", nargs="+", help="hunt only these")
     parser.add_argument("--jobs", type=int, default=2, help="processes at once (default: 2)")
     parser.add_argument("--hunt", help="hunt this one in this process, and print JSON; none: nothing is planted")
     asked = parser.parse_args()
-    by_name = {each.name: each for each in MUTATIONS}
+    by_name = {each.name: each for each in LISTS[asked.list]}
     if asked.hunt:
-        print(json.dumps(hunt(by_name.get(asked.hunt), range(asked.seeds))))
+        print(json.dumps(hunt(by_name.get(asked.hunt), numbers(asked.seeds))))
         return
+    names = asked.only or list(by_name)
     with ThreadPoolExecutor(asked.jobs) as pool:
-        found = list(pool.map(lambda name: in_process(name, asked.seeds), asked.only))
+        found = list(pool.map(lambda name: in_process(asked.list, name, asked.seeds), names))
     print("| planted bug | found with seed | CPU s | by | what was said |\n|---|---|---|---|---|")
-    for name, each in zip(asked.only, found, strict=True):
-        seed = "not found" if each["seed"] is None else f"{each['seed']} ({each['level']})"
+    for name, each in zip(names, found, strict=True):
+        seed = "not found" if each["seed"] is None else f"{each['seed']} ({each['where']}, {each['level']})"
         by, said = ", ".join(map(str, each["all"] or [])), str(each["violation"]).replace("|", "/")  # type: ignore[call-overload]
         print(f"| {name}: {by_name[name].what} | {seed} | {each['s']} | {by} | {said} |")
     print(f"{sum(each['seed'] is not None for each in found)} of {len(found)} found")

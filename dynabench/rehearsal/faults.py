@@ -6,6 +6,7 @@ A deployment without disks, or whose KV stays in its workers, draws none of thei
 import asyncio
 import random
 from collections.abc import Callable, Collection, Sequence
+from contextvars import Context
 from functools import partial
 from typing import Literal
 
@@ -15,6 +16,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.rehearsal.client import Question
 from dynabench.rehearsal.stage import PLANNER, Actor, Stage
 from serving.engines.mock.engine import Mocker
+from serving.engines.mock.live import live_of
 from serving.runtime.memory.network import DISCOVERY, Network
 
 Kind = Literal[
@@ -40,6 +42,7 @@ Kind = Literal[
     "bit-flip",
     "slow-disk",
     "full-disk",
+    "chase",
 ]
 Level = Literal["none", "light", "medium", "harsh"]
 
@@ -91,7 +94,7 @@ class Rates(msgspec.Struct, frozen=True):
 LIGHT: tuple[Kind, ...] = ("kill", "restart", "delay", "reset", "overload")
 MEDIUM: tuple[Kind, ...] = (
     *LIGHT,
-    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events"),
+    *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events", "chase"),
     *("clock-jump", "clock-drift"),
     *("start-fails", "start-hangs"),
     *("bit-flip", "slow-disk", "full-disk"),
@@ -109,6 +112,12 @@ BURST = (20, 200)
 """How many requests come at once."""
 SLOW_S = (0.01, 0.5)
 """How much longer each use of a slow disk takes (s)."""
+DEATHS = (2, 5)
+"""How many workers of one request are killed, as long as it goes on."""
+CHASED_S = 1.0
+"""After what time the end of each is seen, if its machine is lost with it (s)."""
+AIM_S = 0.005
+"""How often a chase looks for the next (s)."""
 
 
 def idle_kinds(deployment: Deployment) -> frozenset[Kind]:
@@ -180,6 +189,8 @@ def _drawn(
             return Fault(kind, at_s, 0.0, amount=rng.randint(*BURST))
         case "start-fails" | "start-hangs":
             return Fault(kind, at_s, lasts_s)
+        case "chase":
+            return Fault(kind, at_s, lasts_s, amount=rng.randint(*DEATHS))
         case "pause":
             target = _or_planner(rng, target, rates, others)
     return Fault(kind, at_s, lasts_s, target)  # lose-machine, pause, full-disk
@@ -231,13 +242,32 @@ class Weather:
         return usual + max(self.delays) * rng.random() if self.delays and rng.random() < 0.01 else usual
 
 
-async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_event: Callable[[str], None]) -> None:
-    """Let everything happen at its time, and end; return once all faults are over."""
+async def carry_out(
+    faults: Sequence[Fault],
+    stage: Stage,
+    weather: Weather,
+    on_event: Callable[[str], None],
+    on_death: Callable[[Fault], None] = lambda _: None,
+) -> None:
+    """Let everything happen at its time, and end; return once all faults are over.
+
+    Args:
+        faults: what happens.
+        stage: to whom.
+        weather: notes what is wrong.
+        on_event: is told what begins and ends.
+        on_death: is told whom a chase kills: that depends on where its request goes.
+    """
     start_s = asyncio.get_running_loop().time()
 
     async def happen(fault: Fault) -> None:
         await asyncio.sleep(max(start_s + fault.at_s - asyncio.get_running_loop().time(), 0.0))
-        if (undo := _begin(fault, stage, weather)) is None:
+        if fault.kind == "chase":
+            chasing = asyncio.create_task(_chase(fault, stage, start_s, on_death))
+            undo: Callable[[], object] | None = chasing.cancel
+        else:
+            undo = _begin(fault, stage, weather)
+        if undo is None:
             return  # its program does not run now, or there is no such server
         weather.begin()
         trouble = stage.story.trouble(fault.label, *fault.ends)
@@ -249,6 +279,36 @@ async def carry_out(faults: Sequence[Fault], stage: Stage, weather: Weather, on_
         on_event(f"end of {fault.kind} {fault.target}".strip())
 
     await asyncio.gather(*(happen(fault) for fault in faults))
+
+
+async def _chase(fault: Fault, stage: Stage, start_s: float, on_death: Callable[[Fault], None]) -> None:
+    """Kill the workers of one request, some with their machines: the one whose KV is read, and the one that answers, in turn."""
+    loop, id, rng = asyncio.get_running_loop(), "", random.Random(f"chase {fault.at_s}")
+    for number in range(round(fault.amount)):
+        while (found := _at_work(stage, id, is_reading=number % 2 == 0)) is None:
+            await asyncio.sleep(AIM_S)
+        actor, id = found
+        kind: Kind = rng.choice(("kill", "lose-machine"))
+        on_death(Fault(kind, loop.time() - start_s, CHASED_S, actor.program.name))
+        stage.kill(actor.program.name, is_lost=kind == "lose-machine")
+        loop.call_later(CHASED_S, stage.see_end, actor, context=Context())
+
+
+def _at_work(stage: Stage, id: str, *, is_reading: bool) -> tuple[Actor, str] | None:
+    """Return a worker that has made some of the answer to a request (default: to any), or whose KV is read for it now."""
+    for actor in stage.running(stage.workers):
+        for rank in () if actor.engine is None else actor.engine.ranks:
+            for live in map(live_of, rank.engine.sequences()):
+                if id not in ("", live.request_id):
+                    continue
+                if live.load is not None and is_reading:
+                    is_moving = live.load.moving is not None and not live.load.moving.done()
+                    owner = stage.owner_of(live.load.kv) if is_moving and live.load.kv is not None else None
+                    if owner is not None:
+                        return owner, live.request_id
+                elif live.sent and live.end is None:
+                    return actor, live.request_id
+    return None
 
 
 def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object] | None:

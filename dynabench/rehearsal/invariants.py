@@ -8,15 +8,18 @@ import asyncio
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from dynabench.rehearsal.client import Answer
 from dynabench.rehearsal.faults import Fault, Kind, Weather
+from dynabench.rehearsal.lives import Lives, renewed
 from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, Actor, Stage
 from foundation.ordered_set import OrderedSet
 from serving.engines.mock.live import live_of
 from serving.life.flight import Flight
 from serving.life.leg import Leg
+from serving.router.blocks import slots_of
 from serving.router.index import PrefixIndex
 from serving.routing.live import LiveRouting
 from serving.runtime.address import INSTANCES, Instance
@@ -32,9 +35,15 @@ INVARIANTS = {
     "shed": "a frontend never has more requests in progress than its limit, and refuses none before it has that many",
     "booked": "a router never has more requests booked in a pool than its frontend has in progress",
     "elsewhere": "a request that failed at a worker does not go there again while another is there",
+    "limited": "no more workers work at a request than it may migrate, and one",
+    "left": "a worker that was asked to end and has left discovery takes no more requests",
+    "whole": "KV counts as read only if its worker was there until all of it had come",
+    "sound": "without faults no KV fails to come, runs out of time or is wrong, and no store counts as away",
     "once": "no engine works twice at one request",
     "wanted": "while nothing is wrong, no engine works at a request that is over for its client",
-    "released": "when all requests are over, none is booked, in progress, in an engine, or has blocks, and no KV is held",
+    "unread": "no connection to a store waits for its next call while an answer is left on it",
+    "released": "when all requests are over, none is booked, in progress, in an engine, or has blocks, no KV is held, and no "
+    "store keeps room for chunks that do not come",
     "memory": "when all requests are over, no program keeps something for each of them",
     "forgotten": "when leases have run out, discovery and frontends know only workers that run",
     "reached": "when faults are over, discovery knows every worker that runs, and every frontend can route to it",
@@ -67,8 +76,6 @@ NOBODY_S = 30.0
 """How long a request waits for a worker while there is none (s)."""
 ASIDE = frozenset({PLANNER, SUPERVISOR})
 """Programs through which no request passes."""
-FULL = "all workers are full"
-"""What the error says if requests are refused because of the workers' queues."""
 MOST_KEPT = 24
 """Most entries of a container that is not a cache, when all requests are over."""
 MOST_QUEUED = 4000
@@ -152,9 +159,9 @@ class Met(NamedTuple):
     def bound_s(self, answer: Answer) -> float:
         """Return how long a request may take (s)."""
         stalls = self.during(answer, STALLS)
-        read_s = self.read_s if any(fault.kind in SILENT for fault in stalls) else 0.0
+        reads_s = self.read_s * sum(fault.kind in SILENT for fault in stalls)
         nobody_s = NOBODY_S if any(self._over_s(fault) > fault.at_s + fault.lasts_s for fault in stalls) else 0.0
-        return OWN_S + read_s + nobody_s + sum(_patience_s(fault) + 1.0 for fault in stalls)
+        return OWN_S + reads_s + nobody_s + sum(_patience_s(fault) + 1.0 for fault in stalls)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""
@@ -190,15 +197,21 @@ class Watch:
     """Looks at every program while it runs; keeps the first violation of each invariant."""
 
     def __init__(
-        self, stage: Stage, answers: Sequence[Answer], weather: Weather, also: Callable[[float], Iterator[Violation]]
+        self,
+        stage: Stage,
+        answers: Sequence[Answer],
+        weather: Weather,
+        num_migrations: int,
+        also: Callable[[float], Iterator[Violation]],
     ) -> None:
-        """Watch a stage; `answers` grows as requests are sent, and `also` looks at more each time."""
+        """Watch a stage; `answers` grows as requests are sent, each of which may migrate so often; `also` looks at more."""
         self._also = also
         self._stage = stage
         self._answers = answers
         self._weather = weather
         self._limits = limits_of(stage)
         self._began_s = asyncio.get_running_loop().time()
+        self._lives = Lives(stage, weather, num_migrations)
         self._by_id: dict[str, Answer] = {}
         self._legs: dict[Leg, None] = {}  # the last that were seen, kept so that no other takes their place
         self._ranks: dict[LiveRouting, set[int]] = {}  # the instances that were there then
@@ -219,6 +232,7 @@ class Watch:
             await asyncio.sleep(LOOK_S)
 
     def _look(self, now: float) -> Iterator[Violation]:
+        yield from (Violation(*each) for each in self._lives.look(now))
         for frontend in self._stage.running(self._stage.frontends):
             yield from _busy(frontend, self._limits[frontend.program.name] + 2 * _num_asked(self._stage))
             yield from self._placed(frontend)
@@ -271,6 +285,10 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
         index, ranks = routing.core.index, routing._following.ranks
         if isinstance(index, PrefixIndex) and (strangers := [slot for slot in index._roots if slot not in ranks]):
             yield Violation("known", f"{name} keeps the blocks of {len(strangers)} workers that it cannot route to")
+        if isinstance(index, PrefixIndex) and (strangers := [slot for slot in _beyond_gpu(index) if slot not in ranks]):
+            yield Violation(
+                "known", f"{name} keeps what {len(strangers)} workers have beyond their GPUs, and cannot route to them"
+            )
         for instance_id, connection in routing._following.client._connections.items():
             most = max((len(stream.items) for stream in connection._streams.values()), default=0)
             if most > MOST_QUEUED:
@@ -280,6 +298,18 @@ def _busy(frontend: Actor, limit: int) -> Iterator[Violation]:
 def _num_asked(stage: Stage) -> int:
     """Return how many requests for its metrics a planner may have at a frontend; they are open there like others."""
     return int(PLANNER in stage.programs)
+
+
+def _beyond_gpu(index: PrefixIndex) -> list[int]:
+    """Return the slots of the ranks that have blocks in host memory or on disks, as an index knows them."""
+    mask = 0
+    for medium, tier in index.tiers._tiers.items():
+        if medium != "SHARED":
+            for holders in tier.whole.values():
+                mask |= holders
+            for holders in chain.from_iterable(tier.parts.values()):
+                mask |= holders
+    return slots_of(mask)
 
 
 def _flights(frontend: Actor) -> Iterator[Flight]:
@@ -399,6 +429,8 @@ def _idle(worker: Actor) -> Iterator[Violation]:
             yield Violation("released", f"{name} has {used} used blocks without a sequence")
         if any(held):
             yield Violation("released", f"{name} has KV of {held} prompts that is held, awaited and being read")
+    if num_renewed := renewed(worker):
+        yield Violation("released", f"{name} still renews {num_renewed} leases of KV")
 
 
 CACHES = frozenset(

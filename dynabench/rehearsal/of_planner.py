@@ -36,7 +36,7 @@ class PlanWatch:
         self._answers = answers
         self._weather = weather
         self.there: list[tuple[float, Sequence[set[str]]]] = []
-        """Who could take requests in the pools of each role, and since when (s, by the loop's clock)."""
+        """Who could take requests in the pools of each model and role, and since when (s, by the loop's clock)."""
         self._cut_short: list[str] = []
         self._sizes: dict[str, int] = {}
         self._directions: dict[str, set[bool]] = {}  # whether pools grew and shrank while nothing happened
@@ -56,16 +56,16 @@ class PlanWatch:
         yield from self._settled(now, sizes)
 
     def _note_there(self, now: float, pools: dict[str, list[Worker]]) -> None:
-        roles = dict.fromkeys(pool.role for pool in self._deployment.pools)
+        kinds = dict.fromkeys((pool.served_name, pool.role) for pool in self._deployment.pools)
         found = [
             {
                 worker.name
                 for pool in self._deployment.pools
-                if pool.role == role
+                if (pool.served_name, pool.role) == kind
                 for worker in pools[pool.name]
                 if not worker.is_leaving and worker.up_since_s + KNOWN_S <= now
             }
-            for role in roles
+            for kind in kinds
         ]
         if not self.there or self.there[-1][1] != found:
             self.there.append((now, found))

@@ -24,6 +24,7 @@ from dynabench.rehearsal.invariants import (
     of_failures,
     of_programs,
 )
+from dynabench.rehearsal.lives import in_stores, read_well
 from dynabench.rehearsal.loop import OutsideError, VirtualLoopError, run
 from dynabench.rehearsal.of_planner import PlanWatch, of_plan
 from dynabench.rehearsal.own import is_chat, without_threads
@@ -106,7 +107,7 @@ def rehearse(
 async def _whole(
     deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged", story: Story
 ) -> Outcome:
-    loop, weather, faults = asyncio.get_running_loop(), Weather(), rehearsal.faults
+    loop, weather, faults = asyncio.get_running_loop(), Weather(), [*rehearsal.faults]
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
     stage = Stage(deployment, rehearsal.seed, network, story, own_engine=rehearsal.own_engine)
@@ -117,12 +118,13 @@ async def _whole(
     story.began_s = loop.time()
     planned = PlanWatch(deployment, stage, supervisor, answers, weather)
     client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
-    watch = Watch(stage, answers, weather, planned.look)
+    watch = Watch(stage, answers, weather, met.num_migrations, planned.look)
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")):
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
-        await asyncio.gather(asking, carry_out(faults, stage, weather, happened.append))
+        happening = carry_out(rehearsal.faults, stage, weather, happened.append, faults.append)
+        await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
         watching.cancel()
         story.checked_s = loop.time()
@@ -131,6 +133,8 @@ async def _whole(
             *of_answers(answers, texts, met),
             *of_failures(answers, met, limits_of(stage)),
             *at_rest(stage),
+            *(Violation(*each) for each in in_stores(stage)),
+            *(Violation(*each) for each in (() if faults else read_well(stage))),
             *of_programs(stage),
             *of_discovery(stage),
             *of_plan(deployment, stage, supervisor, loop.time()),
@@ -174,10 +178,9 @@ def _met(
     there: Sequence[tuple[float, Sequence[set[str]]]],
 ) -> Met:
     """Return what decides which requests may fail, now that requests are sent."""
-    pools = [
-        {name for name in stage.workers if stage.programs[name].settings[0].role == role}
-        for role in dict.fromkeys(pool.role for pool in deployment.pools)
-    ]
+    settings = {name: stage.programs[name].settings[0] for name in stage.workers}
+    whose = {name: (worker.endpoint, worker.role) for name, worker in settings.items()}  # each model has an endpoint
+    pools = [{name for name in whose if whose[name] == kind} for kind in dict.fromkeys(whose.values())]
     limit = min(pool.worker.migration_limit for pool in deployment.pools)
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
     policies = {getattr(pool.mocker, "kv_load_failure_policy", "fail") for pool in deployment.pools}

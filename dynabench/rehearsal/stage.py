@@ -25,11 +25,12 @@ from dynabench.rehearsal.story import NotedService, Story, Stretch
 from dynabench.rehearsal.tcp import PORT, MemoryConnector, MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
+from serving.engines.kv.params import RemoteKv
 from serving.engines.mock.engine import Mocker
 from serving.frontend.app import Frontend
 from serving.frontend.models import Models
 from serving.frontend.server import GROUP, serve_frontend
-from serving.kv_tiers.store import serve_store
+from serving.kv_tiers.store import StoreServer, serve_store
 from serving.routing.service import RouterService
 from serving.runtime.config import RuntimeConfig
 from serving.runtime.distributed import DistributedRuntime
@@ -86,6 +87,8 @@ class Actor:
     """Of a router that is a program of its own: its service, once it has begun."""
     engine: Mocker | None = None
     """Of a worker: its engine."""
+    store: StoreServer | None = None
+    """Of a store for KV: what it has."""
     planner: PlannerService | None = None
     """Of a planner: its service, once it is connected."""
     spoiled: list[str] = field(default_factory=list)
@@ -145,6 +148,8 @@ class Stage:
         """The last of each program."""
         self.failures: dict[str, BaseException] = {}
         """The programs that ended by an error of their own."""
+        self.killed_s: dict[Node, float] = {}
+        """When programs were killed, by the loop's clock."""
         self.on_end: Callable[[Actor], object] = lambda _: None
         """Is called when a program's code has ended, and before its parent ends it at once."""
         self.num_failing = 0
@@ -225,9 +230,18 @@ class Stage:
         else:
             actor.node.context().run(actor.stopping.set)
 
+    def owner_of(self, kv: RemoteKv) -> Actor | None:
+        """Return the worker that keeps KV for another, if it runs."""
+        for actor in self.running(self.workers):
+            if actor.engine is not None and actor.engine.offers(kv):
+                return actor
+        return None
+
     def _kill(self, actor: Actor, *, is_lost: bool = False) -> None:
-        actor.life.end(asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        actor.life.end(now)
         if not actor.node.is_dead:
+            self.killed_s[actor.node] = now
             self.network.kill(actor.node, is_lost=is_lost)
         if not is_lost:
             _end(actor, KILLED)
@@ -333,7 +347,12 @@ async def _router(actor: Actor) -> None:
 async def _store(actor: Actor) -> None:
     store, network = actor.program.settings
     async with await DistributedRuntime.connect(network, stopping=actor.stopping) as runtime:
-        await serve_store(store, await runtime.cluster_token(), actor.stopping, on_ready=report_ready)
+
+        def see(server: StoreServer) -> None:
+            actor.store = server
+
+        token = await runtime.cluster_token()
+        await serve_store(store, token, actor.stopping, on_ready=report_ready, see=see)
 
 
 async def _planner(actor: Actor) -> None:

@@ -45,6 +45,7 @@ class Frontend:
         self._schema = msgspec.json.encode(openapi())
         self._siblings = siblings
         self._outages = outages
+        models.on_leave = self._forget
 
     async def models(self, request: Request) -> Response:
         """GET /v1/models."""
@@ -106,6 +107,10 @@ class Frontend:
         """Return what this process has counted, for another process that serves /metrics."""
         self.metrics.keep_workers(self._models.instances())
         return {"models": self.metrics.state(), "servers": server_counts(self._outages)}
+
+    def _forget(self, instance_id: int) -> None:
+        """Forget the counts of an instance that is gone, and of those before it whose last answers ended after that."""
+        self.metrics.keep_workers(self._models.instances() - {f"{instance_id:x}"})
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:

@@ -13,7 +13,7 @@ decode pool is paired with a prefill pool whose model has the same card checksum
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from foundation.text import one_line
@@ -122,6 +122,8 @@ class Models:
             str, set[Role]
         ] = {}  # names of models that were known once, and their workers' roles, the oldest first
         self._closing: set[asyncio.Task[None]] = set()
+        self.on_leave: Callable[[int], object] = lambda _: None
+        """Is told the id of each instance that is gone."""
 
     async def start(self) -> None:
         """Watch the cards."""
@@ -231,6 +233,7 @@ class Models:
                     f"{len(pool.cards)} left" if pool.cards else "it was the last",
                 ),
             )
+            self.on_leave(card.instance_id)
             if not pool.cards:
                 pool.leaving = asyncio.get_running_loop().call_later(PATIENCE_S, self._drop, pool_key)
 

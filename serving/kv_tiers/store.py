@@ -76,6 +76,11 @@ class StoreShelf:
         """What it contains and did; the capacity is in bytes because chunks differ in size."""
         return self.tally.counts._replace(num_chunks=len(self.entries), capacity=self.num_bytes)
 
+    @property
+    def num_filled(self) -> int:
+        """How much of the room in use has chunks (bytes); the rest is reserved for those that are coming."""
+        return sum(len(entry.data) + ENTRY_BYTES for entry in self.entries.values())
+
     def num_leading(self, names: Sequence[Name], chunk_bytes: int = 0) -> int:
         """Return how many of the first chunks are there (of this size, if one is given)."""
         for number, name in enumerate(names):
@@ -255,9 +260,14 @@ def size_in_words(num_bytes: int) -> str:
 
 
 async def serve_store(
-    config: KvStoreServiceConfig, token: Token, stopping: asyncio.Event, *, on_ready: Callable[[], object]
+    config: KvStoreServiceConfig,
+    token: Token,
+    stopping: asyncio.Event,
+    *,
+    on_ready: Callable[[], object],
+    see: Callable[[StoreServer], object] = lambda _: None,
 ) -> None:
-    """Run a store until the event is set.
+    """Run a store until the event is set; `see` is given the store once it listens.
 
     Raises:
         TierError: it cannot listen.
@@ -265,6 +275,7 @@ async def serve_store(
     store = StoreServer(config.num_bytes, token)
     port = await store.open(config.host, config.port)
     log.info("%s for KV at %s:%d", size_in_words(config.num_bytes), config.host, port)
+    see(store)
     on_ready()
     try:
         await stopping.wait()

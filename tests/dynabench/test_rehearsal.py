@@ -11,7 +11,7 @@ from typing import get_args
 
 import pytest
 
-from benchmarks.mutations import MUTATIONS
+from benchmarks.mutations import BLIND, MUTATIONS
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
 from dynabench.rehearsal.client import Answer, Question
@@ -21,6 +21,7 @@ from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.router.index import PrefixIndex
+from serving.worker.config import WorkerConfig
 
 ROOT = Path(__file__).parents[2]
 SMALL = EngineConfig(num_gpu_blocks=40)
@@ -78,15 +79,28 @@ def test_a_planted_bug_is_found(name, invariant):
 def test_a_router_that_is_a_program_of_its_own_is_looked_into(monkeypatch):
     monkeypatch.setattr(PrefixIndex, "evict", lambda index, slot, ids: None)
     _, outcome = carry_out(Plan(replace(WORKERS, standalone_router=True), "none", 150, 12.0), 0)
-    assert [violation.invariant for violation in outcome.violations] == ["known"]
-    assert "router" in outcome.violations[0].what
+    assert outcome.violations
+    assert all(one.invariant == "known" and one.what.startswith("router ") for one in outcome.violations)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+@pytest.mark.parametrize("mutation", [*MUTATIONS, *BLIND], ids=lambda mutation: mutation.name)
 def test_what_a_planted_bug_replaces_is_there_once(mutation):
     spec = importlib.util.find_spec(mutation.module)
     assert spec is not None
     assert Path(spec.origin).read_text().count(mutation.old) == 1
+
+
+@pytest.mark.parametrize(("num_deaths", "num_failed"), [(3, 0), (4, 1)])
+def test_a_request_whose_workers_die_one_after_the_other_goes_on_as_often_as_it_may_migrate(num_deaths, num_failed):
+    chase = Fault("chase", 0.0, 10.0, amount=num_deaths)
+    outcome = replay(WORKERS, Rehearsal(0, [Question(0, 0.01, [97] * 40, 60)], [chase]))
+    assert (outcome.violations, outcome.num_failed) == ([], num_failed)
+
+
+def test_a_worker_that_dies_while_its_kv_is_read_costs_no_answer():
+    chase = Fault("chase", 0.0, 10.0, amount=1)
+    outcome = replay(HANDS_OVER, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
+    assert (outcome.violations, outcome.num_failed) == ([], 0)
 
 
 def test_kv_that_a_broken_connection_withdraws_is_computed_again():
@@ -139,6 +153,20 @@ KILL, OTHER = Fault("kill", 0.5, 1.0, "worker-0"), Fault("kill", 0.6, 1.0, "work
 def test_a_request_may_fail_only_if_it_could_not_be_saved(faults, excused):
     failed = of_failures([answer(error="the worker is gone")], met(*faults), {"frontend": 10})
     assert names(failed) == ([] if excused else ["no-loss"])
+
+
+def test_a_request_may_fail_if_all_workers_of_its_model_are_gone_while_another_model_has_some():
+    pools = tuple(Pool(name=name, worker=WorkerConfig(model_name=name, migration_limit=3)) for name in ("one", "other"))
+    asked = [Question(number, 0.1 * number, [97] * 20, 40, model="one") for number in range(20)]
+    outcome = replay(Deployment(pools=pools), Rehearsal(0, asked, [Fault("kill", 0.55, 1.0, "one-0")]))
+    assert (outcome.violations, outcome.num_failed > 0) == ([], True)
+
+
+def test_frontends_forget_workers_that_are_gone_although_nobody_asks_for_their_metrics():
+    deployment = replace(WORKERS, frontend=FrontendConfig(), pools=(Pool(replicas=3, mocker=SMALL),))
+    asked = [Question(number, number * 0.1, [97 + number % 12] * 20, 3) for number in range(300)]
+    deaths = [Fault("restart", 0.5 + number, 3.0, f"worker-{number % 3}") for number in range(30)]
+    assert replay(deployment, Rehearsal(0, asked, deaths)).violations == []
 
 
 def test_a_frontend_refuses_only_when_it_is_full():

@@ -82,7 +82,7 @@ def test_nothing_is_violated_where_pools_share_a_budget_and_frontends_a_port():
     pools = tuple(Pool(name=role, role=role, replicas=2) for role in ("prefill", "decode"))
     config = PlannerConfig(**EAGER, hpa_down_window_s=3.0, max_gpu_budget=5)
     deployment = Deployment(router_mode="kv", pools=pools, planner=config, frontend=FrontendConfig(http_workers=2))
-    _, outcome = carry_out(Plan(deployment, "medium", 40, 12.0), 4)
+    _, outcome = carry_out(Plan(deployment, "medium", 40, 12.0), 7)
     assert (outcome.violations, "grow decode" in outcome.happened) == ([], True)
 
 

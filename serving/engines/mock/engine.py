@@ -15,6 +15,7 @@ from mocker.timing.config import TimingConfig
 from mocker.timing.kv_size import kv_size_of
 from serving.engines.kv import params as kv_params
 from serving.engines.kv.exchange import KvExchange
+from serving.engines.kv.params import RemoteKv
 from serving.engines.kv.reader import OnUsed, Spoil
 from serving.engines.mock.answers.author import Author, embedding_size_of
 from serving.engines.mock.config import AnswerConfig
@@ -266,6 +267,10 @@ class Mocker:
         """Tokens of the prompts that have no token yet: of whole prompts, however much of them is computed."""
         sequences = [one for rank in self.ranks for one in rank.engine.sequences()]
         return sum(one.num_prompt for one in sequences if one.first_token_s < 0)
+
+    def offers(self, kv: RemoteKv) -> bool:
+        """Return whether it keeps this KV for another worker."""
+        return any(each.offers(kv) for each in self._handovers)
 
     def spoil_loads(self, spoil: Spoil) -> None:
         """Make KV that others computed unreadable, on purpose (see `KvReader.spoil`)."""

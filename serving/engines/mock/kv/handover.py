@@ -233,6 +233,10 @@ class Handover:
         if self._decode is not None:
             self._decode.reader.on_used = on_used
 
+    def offers(self, kv: RemoteKv) -> bool:
+        """Return whether this KV is kept here for another worker."""
+        return self._prefill is not None and self._prefill.owner.find(kv.remote_request_id) is not None
+
     def transfers(self) -> KvTransfers:
         """Return what was transferred."""
         found = self._exchange.counts
