@@ -65,7 +65,7 @@ def test_a_load_like_that_of_measurements_is_nearer():
     case = next(one for one in points.cases if one[:4] == ("vllm", LLAMA, "h100", "fp8"))
     settings = {"quantization": "fp8", "tensor_parallel_size": case.num_gpus}
     assert quoted(LLAMA, load=case.load, **settings).distance == 0
-    assert quoted(LLAMA, load=Load(case.load.concurrency * 4, case.load.isl, case.load.osl), **settings).distance > 0
+    assert quoted(LLAMA, load=Load(case.load.concurrency, case.load.isl / 9, case.load.osl), **settings).distance > 0
 
 
 def test_chances_are_those_of_the_points():
