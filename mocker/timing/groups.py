@@ -1,7 +1,7 @@
 """How the layers of an engine's model keep KV: in one table, or in groups, each with its own."""
 
 from collections.abc import Collection
-from math import lcm
+from math import fsum, lcm
 
 from mocker.contract import EngineSettings
 from mocker.models.kv_cache import kv_cache, layers_of
@@ -49,7 +49,7 @@ def check_layers(name: str, engine: SglangConfig | TrtllmConfig, timing: TimingC
 def size_of_states(timing: TimingConfig, num_requests: int) -> float:
     """Return the bytes on one GPU that so many requests' states need."""
     layers = layers_of(timing.shape, timing.tensor_parallel_size, timing.kv_dtype)
-    return num_requests * sum([layer.state for layer in layers])
+    return num_requests * fsum([layer.state for layer in layers])
 
 
 def _prefixes(engine: SglangConfig | TrtllmConfig) -> tuple[str, bool]:

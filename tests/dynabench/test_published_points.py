@@ -9,6 +9,7 @@ import pytest
 from dynabench.fidelity.past_runs import read_requests
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig, divide
+from mocker.timing.sampling import SAMPLERS
 from reports import fidelity
 from serving.router import RouterConfig
 from tests.support import benchmarks
@@ -133,3 +134,12 @@ def test_recorded_runs_are_met(run, settings, ttft):
     assert abs(rows["ttft.mean"].error) < ttft
     assert abs(rows["tpot.mean"].error) < 0.02
     assert abs(rows["e2e.mean"].error) < 0.02
+
+
+def test_sampling_takes_as_long_as_measured_on_hopper():
+    fit = benchmarks.program("fit_sampling")
+    table = fit.pd.read_csv(fit.MEASURED)
+    for kind in ("temperature", "top_k", "top_p", "penalties"):
+        rows = fit.extra_of(table, kind)
+        launch_s, logit_s = SAMPLERS[kind.replace("_", "-")]
+        assert np.abs((launch_s + logit_s * rows.logits) / rows.extra_s - 1).median() < 0.25

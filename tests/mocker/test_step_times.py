@@ -20,7 +20,6 @@ from mocker.timing.model import Load, Prefill, chunk
 from mocker.timing.parts import coefficients
 from mocker.timing.roofline import Roofline
 from mocker.timing.sampling import SAMPLERS
-from tests.support import benchmarks
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -403,15 +402,6 @@ def test_sampling_takes_time_for_each_sequence_and_entry_of_the_vocabulary_on_an
         ValueError, match="sampling is top-p, and timing is polynomial; expected greedy, or a gpu and a model"
     ):
         TimingConfig(sampling="top-p")
-
-
-def test_sampling_takes_as_long_as_measured_on_hopper():
-    fit = benchmarks.program("fit_sampling")
-    table = fit.pd.read_csv(fit.MEASURED)
-    for kind in ("temperature", "top_k", "top_p", "penalties"):
-        rows = fit.extra_of(table, kind)
-        launch_s, logit_s = SAMPLERS[kind.replace("_", "-")]
-        assert np.abs((launch_s + logit_s * rows.logits) / rows.extra_s - 1).median() < 0.25
 
 
 def test_the_context_is_the_models_unless_another_is_set():
