@@ -6,8 +6,8 @@
 Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
 which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
 mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); `splits.py` says
-which. The file beside this program has every point with its prediction; `tests/dynabench/test_published_points.py`
-computes some of them again.
+which. `dynabench/experiment/published_points.csv` has every point with its prediction, which
+`tests/dynabench/test_published_points.py` computes again for some.
 """
 
 import argparse
@@ -233,6 +233,8 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, help="write every point with what was predicted")
     parser.add_argument("--chart", type=Path, help="write a picture of the dense vLLM points")
     options = parser.parse_args()
+    if options.csv and (options.backend or options.model or options.most):
+        parser.error("--csv writes every point; leave out --backend, --model and --most")
     table = read(options.points)
     table["split"] = split_of(table)
     table["model_path"] = table.model_path.str.replace("DeepSeek-V3", "DeepSeek-R1")  # which some files call V3

@@ -359,9 +359,11 @@ def main() -> None:
     asked = parser.parse_args()
     by_name = {each.name: each for each in LISTS[asked.list]}
     if asked.hunt:
-        print(json.dumps(hunt(by_name.get(asked.hunt), numbers(asked.seeds))))
+        print(json.dumps(hunt(None if asked.hunt == "none" else by_name[asked.hunt], numbers(asked.seeds))))
         return
     names = asked.only or list(by_name)
+    if unknown := set(names) - by_name.keys():
+        parser.error(f"not in the list {asked.list}: {', '.join(sorted(unknown))}")
     with ThreadPoolExecutor(asked.jobs) as pool:
         found = list(pool.map(lambda name: in_process(asked.list, name, asked.seeds), names))
     print("| planted bug | found with seed | CPU s | by | what was said |\n|---|---|---|---|---|")

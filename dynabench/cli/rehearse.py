@@ -52,12 +52,15 @@ def rehearse(
             raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
         show_logs()
         described, rehearsal = read(config.replay)
+        if rehearsal.own_engine:
+            check_own(rehearsal.own_engine)
         for fault in rehearsal.faults:
             console.say(str(fault))
         outcome = replay(described, rehearsal, config.replay)
         for violation in outcome.violations:
             console.say(str(violation), style="red")
-        console.say(f"digest {outcome.digest}, {len(outcome.violations)} violations")
+        count = len(outcome.violations)
+        console.say(f"digest {outcome.digest}, {count} violation{'s' * (count != 1)}")
         console.say(f"picture: {picture_of(config.replay)}")
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():

@@ -183,7 +183,7 @@ class Points:
             model,
             row["gpu"],
             TYPES.get(weights, weights) or self._shapes[model].weights,
-            int(row["tp_size"]) * int(row["attention_dp_size"]),
+            int(row["tp_size"]) * (int(row["attention_dp_size"]) if row["backend"] == "trtllm" else 1),
             Load(float(row["concurrency"]), float(row["isl"]), float(row["osl"])),
         )
 

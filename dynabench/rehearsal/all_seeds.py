@@ -14,7 +14,7 @@ from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.faults import Level, draw, idle_kinds
 from dynabench.rehearsal.invariants import Violation
-from dynabench.rehearsal.logs import without_logs
+from dynabench.rehearsal.loop import unheard
 from dynabench.rehearsal.own import is_chat
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.questions import generated, taken
@@ -112,7 +112,7 @@ def rehearse_all(
         found.happened.update(kind_of(event) for event in outcome.happened)
         found = found._replace(
             num_seeds=found.num_seeds + 1,
-            num_requests=found.num_requests + plan.num_requests,
+            num_requests=found.num_requests + outcome.num_requests,
             num_failed_requests=found.num_failed_requests + outcome.num_failed,
             virtual_s=found.virtual_s + outcome.virtual_s,
         )
@@ -164,7 +164,7 @@ def read(file: Path) -> tuple[Deployment, Rehearsal]:
 
 def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None) -> Outcome:
     """Carry a rehearsal out again, compare it with its answers without faults, and draw its picture beside its file."""
-    with without_logs():
+    with unheard():
         calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
     story = Story()
     outcome = rehearse(deployment, rehearsal, calm.texts, story)
@@ -177,8 +177,9 @@ def lines(found: Found) -> Iterator[str]:
     """Say what happened how often, and what came of it."""
     often = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.happened.items()) if kind != "end")
     yield f"happened: {often or 'nothing'}"
-    lost = f", of which {found.num_failed_requests:,} were not answered" * bool(found.num_failed_requests)
+    was = "was" if found.num_failed_requests == 1 else "were"
+    lost = f", of which {found.num_failed_requests:,} {was} not answered" * bool(found.num_failed_requests)
     yield f"{found.num_requests:,} requests{lost}, in {found.virtual_s:,.0f} s of virtual time"
     names: Sequence[str] = sorted({violation.invariant for each in found.failed for violation in each.violations})
-    count = f"{len(found.failed):,} violation{'s' * (len(found.failed) != 1)}"
+    count = f"{len(found.failed):,} with violations" if found.failed else "0 violations"
     yield f"{found.num_seeds:,} seed{'s' * (found.num_seeds != 1)}, {count}" + f" ({', '.join(names)})" * bool(names)

@@ -264,7 +264,7 @@ async def carry_out(
         await asyncio.sleep(max(start_s + fault.at_s - asyncio.get_running_loop().time(), 0.0))
         if fault.kind == "chase":
             chasing = asyncio.create_task(_chase(fault, stage, start_s, on_death))
-            undo: Callable[[], object] | None = chasing.cancel
+            undo: Callable[[], object] | None = partial(_end_chase, chasing)
         else:
             undo = _begin(fault, stage, weather)
         if undo is None:
@@ -292,6 +292,13 @@ async def _chase(fault: Fault, stage: Stage, start_s: float, on_death: Callable[
         on_death(Fault(kind, loop.time() - start_s, CHASED_S, actor.program.name))
         stage.kill(actor.program.name, is_lost=kind == "lose-machine")
         loop.call_later(CHASED_S, stage.see_end, actor, context=Context())
+
+
+def _end_chase(chasing: asyncio.Task[None]) -> None:
+    """End a chase; raise what it raised."""
+    if chasing.done():
+        chasing.result()
+    chasing.cancel()
 
 
 def _at_work(stage: Stage, id: str, *, is_reading: bool) -> tuple[Actor, str] | None:

@@ -492,7 +492,7 @@ def _contents(value: Any) -> list[Any]:
 
 
 def of_programs(stage: Stage) -> Iterator[Violation]:
-    """Check that no program ended by itself."""
+    """Check that no program ended by an error."""
     for name, error in stage.failures.items():
         yield Violation("alive", f"{name} ended: {error!r:.300}")
 
@@ -513,7 +513,7 @@ def of_discovery(stage: Stage) -> Iterator[Violation]:
     for name in running.keys() - found.values():
         yield Violation("reached", f"discovery does not know {name}, which runs")
     known = {id: running[name] for id, name in found.items() if name in running}
-    wanted = {id for id, name in found.items() if name in (stage.routers or running)}
+    wanted = {id for id in known if found[id] in (stage.routers or running)}
     for frontend in stage.running(stage.frontends):
         yield from _of_routing(frontend, known, wanted)
     for router in stage.running(stage.routers):

@@ -1,9 +1,7 @@
 """The logs of a rehearsal on stderr: each line with its virtual time, as in the picture, and the program whose it is."""
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Iterator
 
 from dynabench.rehearsal.loop import START_S
 from dynabench.rehearsal.run import UP_S
@@ -15,16 +13,6 @@ def show_logs() -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_OnVirtualTime("%(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-
-
-@contextlib.contextmanager
-def without_logs() -> Iterator[None]:
-    """Print nothing of what programs log meanwhile."""
-    logging.disable()
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 class _OnVirtualTime(logging.Formatter):

@@ -192,7 +192,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self.is_closed():
             left = [task for task in self._tasks if not task.done()]
             super().close()
-            with _unheard(), _running(self):
+            with unheard(), _running(self):
                 for task in left:
                     _bury(task)
             self._tasks.clear()
@@ -394,7 +394,7 @@ def _running(loop: VirtualLoop) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unheard() -> Iterator[None]:
+def unheard() -> Iterator[None]:
     """Log nothing."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)

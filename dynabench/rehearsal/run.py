@@ -67,6 +67,8 @@ class Outcome(msgspec.Struct, frozen=True):
     virtual_s: float
     texts: dict[int, str]
     """Of the requests that were answered."""
+    num_requests: int
+    """The requests that were sent, those of overloads included."""
     num_failed: int
     happened: list[str]
     """The faults that happened, and the pools that a planner changed."""
@@ -89,7 +91,8 @@ def rehearse(
     logged = _Logged()
     root = logging.getLogger()
     root.addHandler(logged)
-    logging.getLogger("uvicorn.error").addFilter(_is_shown)
+    of_uvicorn = logging.getLogger("uvicorn.error")
+    of_uvicorn.addFilter(logged.note)
     own = without_threads() if rehearsal.own_engine else contextlib.nullcontext()
     try:
         with own:
@@ -99,9 +102,10 @@ def rehearse(
     except OutsideError as error:
         raise UserError(f"this cannot be rehearsed: {error}") from error
     except VirtualLoopError as error:
-        return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, [])
+        return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, 0, [])
     finally:
         root.removeHandler(logged)
+        of_uvicorn.removeFilter(logged.note)
 
 
 async def _whole(
@@ -118,14 +122,16 @@ async def _whole(
     story.began_s = loop.time()
     planned = PlanWatch(deployment, stage, supervisor, answers, weather)
     client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
-    watch = Watch(stage, answers, weather, met.num_migrations, planned.look)
+    watch = Watch(stage, answers, weather, max(_migration_limits(deployment)), planned.look)
     watching = asyncio.create_task(watch.run())
-    with within(SeededWorld(rehearsal.seed, "client")):
+    with within(SeededWorld(rehearsal.seed, "client")), story.to_its_end():
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
         happening = carry_out(rehearsal.faults, stage, weather, happened.append, faults.append)
         await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
+        if watching.done():
+            watching.result()  # it looks until cancelled, so it has a defect of its own
         watching.cancel()
         story.checked_s = loop.time()
         found = [
@@ -155,6 +161,7 @@ async def _whole(
         _digest(answers),
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
+        len(answers),
         sum(bool(answer.error) for answer in answers),
         [*happened, *_changes(supervisor)],
     )
@@ -181,7 +188,7 @@ def _met(
     settings = {name: stage.programs[name].settings[0] for name in stage.workers}
     whose = {name: (worker.endpoint, worker.role) for name, worker in settings.items()}  # each model has an endpoint
     pools = [{name for name in whose if whose[name] == kind} for kind in dict.fromkeys(whose.values())]
-    limit = min(pool.worker.migration_limit for pool in deployment.pools)
+    limit = min(_migration_limits(deployment))
     read_s = deployment.kv_transfer.transfer_read_timeout_s if deployment.is_disaggregated else 0.0
     policies = {getattr(pool.mocker, "kv_load_failure_policy", "fail") for pool in deployment.pools}
     needs_kv = deployment.is_disaggregated and "fail" in policies
@@ -189,14 +196,15 @@ def _met(
     return Met(faults, began_s, pools, stage.frontends, limit, read_s, there, stage.routers, needs_kv)
 
 
+def _migration_limits(deployment: Deployment) -> list[int]:
+    """Return how often requests to each pool may migrate; a frontend's own limit is that of all."""
+    given = deployment.frontend.migration_limit
+    return [pool.worker.migration_limit if given is None else given for pool in deployment.pools]
+
+
 def _digest(answers: Sequence[Answer]) -> str:
     seen: Any = [(one.question.number, one.status, one.error, one.text, one.first_s, one.ended_s) for one in answers]
     return hashlib.sha256(repr(seen).encode()).hexdigest()[:16]
-
-
-def _is_shown(_: logging.LogRecord) -> bool:
-    """Return whether somebody wants to see logs; uvicorn has a handler of its own, which does not ask."""
-    return any(not isinstance(handler, _Logged) for handler in logging.getLogger().handlers)
 
 
 class _Logged(logging.Handler):
@@ -210,3 +218,9 @@ class _Logged(logging.Handler):
         """Keep an error that has a traceback."""
         if record.exc_info:
             self.defects.append(f"{record.name}: {record.getMessage()}: {record.exc_info[1]!r}"[:500])
+
+    def note(self, record: logging.LogRecord) -> bool:
+        """Keep what uvicorn logs, which does not pass it on; return whether somebody wants to see it."""
+        if record.levelno >= self.level:
+            self.emit(record)
+        return any(not isinstance(handler, _Logged) for handler in logging.getLogger().handlers)

@@ -1,7 +1,8 @@
 """What happened in a rehearsal, as its picture shows it: which programs ran when, and which requests they had."""
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +38,7 @@ class Story:
     began_s: float = 0.0
     """When requests could be sent, by the loop's clock (s)."""
     checked_s: float = 0.0
-    """When it was checked that everything is at rest (s)."""
+    """When it was checked that everything is at rest, or what goes on was given up (s)."""
     lives: list[Stretch] = field(default_factory=list)
     """Of programs, each from a start to an end."""
     stays: list[Stretch] = field(default_factory=list)
@@ -45,6 +46,14 @@ class Story:
     troubles: list[Stretch] = field(default_factory=list)
     """Faults that happened."""
     answers: list[Answer] = field(default_factory=list)
+
+    @contextlib.contextmanager
+    def to_its_end(self) -> Iterator[None]:
+        """Note the time if what goes on is given up."""
+        try:
+            yield
+        finally:
+            self.checked_s = self.checked_s or asyncio.get_running_loop().time()
 
     def live(self, name: str) -> Stretch:
         """A program starts; return its life."""

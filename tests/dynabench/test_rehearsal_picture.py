@@ -6,12 +6,12 @@ from itertools import combinations, pairwise
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.rehearsal import invariants
+from dynabench.rehearsal import invariants, run
 from dynabench.rehearsal.client import Question
 from dynabench.rehearsal.faults import Fault
 from dynabench.rehearsal.invariants import Violation
 from dynabench.rehearsal.picture import happening_of, page_of
-from dynabench.rehearsal.run import Rehearsal, rehearse
+from dynabench.rehearsal.run import UP_S, Rehearsal, rehearse
 from dynabench.rehearsal.story import Story
 from reports.charts.lanes import Clock, Flaw, Happening, Lane, Passage, Stay, Trouble, svg
 
@@ -30,6 +30,16 @@ def happened(*faults, violations=(), deployment=TWO):
     outcome, story = told(deployment, *faults)
     assert outcome.violations == []
     return happening_of(deployment, violations, story)
+
+
+def test_a_request_that_never_ends_is_drawn_until_it_is_given_up(monkeypatch):
+    monkeypatch.setattr(run, "LONGEST_S", UP_S + 0.35)
+    outcome, story = told(TWO)
+    assert [violation.invariant for violation in outcome.violations] == ["bounded"]
+    happening = happening_of(TWO, outcome.violations, story)
+    assert [len(one.stays) for one in happening.passages] == [2] * 4
+    assert {stay.ended_s for one in happening.passages for stay in one.stays} == {pytest.approx(0.35, abs=0.01)}
+    assert [flaw.at_s for flaw in happening.flaws] == [pytest.approx(0.35, abs=0.01)]
 
 
 def test_a_request_has_a_stay_at_each_program_that_had_it():
