@@ -22,6 +22,7 @@ from dynabench.deployment.file import as_plain
 from dynabench.deployment.flags import PoolConfig
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
+from serving.planner.policies.policy import Proposal
 from serving.router import Policy
 
 mpl.use("agg")
@@ -45,6 +46,11 @@ def my_mode(candidates):
         tokens + 200 * requests
         for tokens, requests in zip(candidates.prefill_tokens, candidates.num_requests, strict=True)
     ]
+
+
+def planned(seen):
+    """Two workers in each pool."""
+    return {name: Proposal(2, "two") for name in seen.pools}
 
 
 class First(Policy):
@@ -407,9 +413,25 @@ def test_a_wrong_call_raises_one_line_and_nothing_else(call, message):
         call()
 
 
-def test_an_object_never_travels_to_a_cluster(trace):
-    with pytest.raises(db.UserError, match="my_mode is a Python object, which stays on this host, but backend is ray"):
-        db.sweep(trace, vary={"router_mode": [my_mode]}, backend="ray")
+def slow(prefill_tokens, num_decodes, num_kv_tokens):
+    """Half a second for any step."""
+    return 0.5 + 0 * (prefill_tokens + num_decodes + num_kv_tokens)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "vary", "name"),
+    [
+        ({}, {"router_mode": [my_mode]}, "my_mode"),
+        ({}, {"timing": [slow]}, "slow"),
+        ({}, {"planner": ["static", planned]}, "planned"),
+        ({"router_mode": First}, {}, "First"),
+        ({"timing": slow}, {}, "slow"),
+        ({"planner": planned}, {}, "planned"),
+    ],
+)
+def test_an_object_never_travels_to_a_cluster(trace, deployment, vary, name):
+    with pytest.raises(db.UserError, match=f"{name} is a Python object, which stays on this host, but backend is ray"):
+        db.sweep(trace, db.Deployment(**deployment), vary=vary, backend="ray")
 
 
 # Sweeps, plans, live runs
@@ -499,9 +521,6 @@ def test_ctrl_c_returns_what_is_done():
 
 
 def test_a_function_is_a_timing_model(trace):
-    def slow(prefill_tokens, num_decodes, num_kv_tokens):
-        return 0.5 + 0 * (prefill_tokens + num_decodes + num_kv_tokens)
-
     found = db.simulate(trace, db.Deployment(workers=2, timing=slow))
     assert found.steps.first_s.max() == 0.5
     assert "those of slow, a class of your own" in found.manifest["step_times"]
@@ -518,7 +537,6 @@ def test_a_timing_model_that_returns_no_time_is_one_line(trace):
 
 def test_a_class_is_a_planner(trace):
     from serving.planner.policies.policy import Policy as Planner
-    from serving.planner.policies.policy import Proposal
 
     class Two(Planner):
         description = "always two"
