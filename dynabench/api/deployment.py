@@ -144,10 +144,10 @@ def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
         role, _, rest = name.partition("_")
         if section:
             top[section] = {**(top.get(section) or {}), setting: value}
-        elif role in ROLES and rest:
-            of_roles[role]["replicas" if rest == "workers" else rest] = value
         elif name in ("workers", *settings_of_pool(engine)):
             pools["replicas" if name == "workers" else name] = value
+        elif role in ROLES and rest:
+            of_roles[role]["replicas" if rest == "workers" else rest] = value
         else:
             known = [
                 *entries,

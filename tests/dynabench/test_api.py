@@ -158,6 +158,14 @@ def test_short_keywords_set_the_settings_of_pools_sections_and_roles():
     assert made.kv_store.kv_store_size == 4
 
 
+def test_a_setting_whose_own_name_begins_with_a_role_is_that_setting():
+    made = db.Deployment(decode_speedup_ratio=2.0, prefill_schedule_interval=2)
+    (pool,) = made.pools
+    assert (pool.role, pool.timing.decode_speedup_ratio, pool.mocker.prefill_schedule_interval) == ("aggregated", 2.0, 2)
+    both = db.Deployment(prefill_workers=1, decode_workers=1, decode_decode_speedup_ratio=2.0)
+    assert [pool.timing.decode_speedup_ratio for pool in both.pools] == [1.0, 2.0]
+
+
 def test_a_worker_has_the_gpus_that_its_model_needs_for_its_context_unless_they_are_set():
     big = {"model": "meta-llama/Llama-3.1-70B", "gpu": "h100"}
     assert db.Deployment(**big).pools[0].tensor_parallel_size == 4
