@@ -161,7 +161,11 @@ def test_short_keywords_set_the_settings_of_pools_sections_and_roles():
 def test_a_setting_whose_own_name_begins_with_a_role_is_that_setting():
     made = db.Deployment(decode_speedup_ratio=2.0, prefill_schedule_interval=2)
     (pool,) = made.pools
-    assert (pool.role, pool.timing.decode_speedup_ratio, pool.mocker.prefill_schedule_interval) == ("aggregated", 2.0, 2)
+    assert (pool.role, pool.timing.decode_speedup_ratio, pool.mocker.prefill_schedule_interval) == (
+        "aggregated",
+        2.0,
+        2,
+    )
     both = db.Deployment(prefill_workers=1, decode_workers=1, decode_decode_speedup_ratio=2.0)
     assert [pool.timing.decode_speedup_ratio for pool in both.pools] == [1.0, 2.0]
 
@@ -172,6 +176,18 @@ def test_a_worker_has_the_gpus_that_its_model_needs_for_its_context_unless_they_
     assert db.Deployment(**big, tensor_parallel_size=2).pools[0].tensor_parallel_size == 2
     with pytest.raises(db.UserError, match="raise tensor_parallel_size"):
         db.Deployment(**big, tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pool"),
+    [
+        ({"prefill_tensor_parallel_size": 1, "decode_workers": 2}, "prefill"),
+        ({"pools": {"small": {"tensor_parallel_size": 1}, "free": None}}, "small"),
+    ],
+)
+def test_a_worker_of_one_pool_has_the_gpus_that_are_set_there(settings, pool):
+    with pytest.raises(db.UserError, match=f"pools.{pool}: .*raise tensor_parallel_size"):
+        db.Deployment(model="meta-llama/Llama-3.1-70B", gpu="h100", **settings)
 
 
 def test_a_deployment_can_be_changed_by_dataclasses_replace():
