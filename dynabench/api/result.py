@@ -141,10 +141,11 @@ class Result:
         Raises:
             UserError: the folder exists, or cannot be written.
         """
-        self.folder = Path(folder)
-        folders.check_new(self.folder)
-        folders.write(self.folder, self.manifest, self._runs)
-        return self.folder
+        folder = Path(folder)
+        folders.check_new(folder)
+        folders.write(folder, self.manifest, self._runs)
+        self.folder = folder
+        return folder
 
     def __repr__(self) -> str:
         text = text_of(lambda console: print_summary(self.manifest, self.summary, console))
