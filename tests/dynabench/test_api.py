@@ -389,6 +389,14 @@ def test_an_object_is_the_router_mode_of_a_deployment(trace):
     assert list(found.arms) == ["First"]
 
 
+def test_a_function_named_given_is_a_router_mode(trace):
+    def given(candidates):
+        return [float(place) for place in range(len(candidates.num_requests))]
+
+    found = db.simulate(trace, db.Deployment(workers=2, router_mode=given))
+    assert found.workers.requests.tolist() == [120, 0]
+
+
 def test_objects_travel_to_processes_by_value(trace):
     bias = 3.0
 
