@@ -6,8 +6,9 @@
     fleet = db.Deployment(model="meta-llama/Llama-3.1-8B", gpu="h100", workers=8)
     db.simulate(trace, fleet, vary={"router_mode": ["round-robin", "kv"]}, slo=["ttft.p99 <= 2s"])
 
-What `__all__` names is public, and so are the public attributes of these classes and what they return: it changes only with
-a major version, and is marked as deprecated for one minor version before. All other modules may change at any time.
+What `__all__` names is public, and so are the public attributes of these classes and what they return: it changes
+incompatibly only with a major version (before 1.0: a minor one), and was deprecated in a release before. All other
+modules may change at any time.
 """
 
 from importlib import import_module

@@ -1,6 +1,6 @@
 """A deployment as Python's users write it: the entries of the YAML file as keywords, and any setting by its own name."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from html import escape
 from pathlib import Path
@@ -73,9 +73,9 @@ class Deployment(description.Deployment):
         shared = {"model": model, "gpu": gpu, "workers": workers}
         given = {name: value for name, value in shared.items() if value is not None} | settings
         with plain_errors():
-            made = from_plain(_as_file({"router_mode": router_mode} | given), is_measured=True)
-            if "tensor_parallel_size" not in settings:
-                made = _fitting(made)
+            contents = _as_file({"router_mode": router_mode} | given)
+            sized = {name for name, its in contents["pools"].items() if "tensor_parallel_size" in its}
+            made = _fitting(from_plain(contents, is_measured=True), sized)
             check_simulated(made)
         self._take(made)
 
@@ -144,10 +144,10 @@ def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
         role, _, rest = name.partition("_")
         if section:
             top[section] = {**(top.get(section) or {}), setting: value}
-        elif role in ROLES and rest:
-            of_roles[role]["replicas" if rest == "workers" else rest] = value
         elif name in ("workers", *settings_of_pool(engine)):
             pools["replicas" if name == "workers" else name] = value
+        elif role in ROLES and rest:
+            of_roles[role]["replicas" if rest == "workers" else rest] = value
         else:
             known = [
                 *entries,
@@ -185,13 +185,13 @@ def _in_section(name: str, parts: Mapping[str, type]) -> tuple[str, str]:
     return "", name
 
 
-def _fitting(made: description.Deployment) -> description.Deployment:
-    """Give each simulated worker the GPUs that its model needs for one sequence as long as its context."""
-    return replace(made, pools=tuple(map(_fitting_pool, made.pools)))
+def _fitting(made: description.Deployment, sized: Collection[str]) -> description.Deployment:
+    """Give simulated workers the GPUs that their model needs for one sequence as long as its context, except in `sized` pools."""
+    return replace(made, pools=tuple(pool if pool.name in sized else _fitting_pool(pool) for pool in made.pools))
 
 
 def _fitting_pool(pool: Pool) -> Pool:
-    if pool.engine != "mocker" or pool.timing.model is None or pool.timing.gpu is None or pool.tensor_parallel_size > 1:
+    if pool.engine != "mocker" or pool.timing.model is None or pool.timing.gpu is None:
         return pool
     found = pool
     for size in SIZES:

@@ -14,11 +14,12 @@ from dynabench.api.notebook import terminal
 from dynabench.api.own import is_own_object, named, placed
 from dynabench.api.result import AnyResult, PlanResult, Result, SweepResult, read_result
 from dynabench.arm import ClientConfig, Settings
+from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import CALL
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
 from dynabench.interrupt import Interrupt, InterruptError
 from foundation.errors import UserError
-from foundation.own_code import shown
+from foundation.own_code import GIVEN, shown
 from foundation.settings import settings_of
 from foundation.text import instead_of
 from workloads import Workload
@@ -385,10 +386,12 @@ class _Asked:
         Raises:
             UserError: there is one.
         """
-        values = [*self.options["router_mode"], self.deployment.router_mode, *self.options["vary"]]
-        if backend != "local" and (mine := [value for value in values if shown(value) != value]):
+        if backend == "local":
+            return
+        said = repr((self.options["router_mode"], self.options["vary"], as_plain(self.deployment)))
+        if mine := [name for path, name in GIVEN.items() if path in said]:
             raise UserError(
-                f"{shown(mine[0])} is a Python object, which stays on this host, but backend is {backend}; put it into a file that every "
+                f"{mine[0]} is a Python object, which stays on this host, but backend is {backend}; put it into a file that every "
                 "host has, and name that: FILE.py"
             )
 

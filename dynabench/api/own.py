@@ -53,11 +53,11 @@ import sys
 from {module} import {base} as Base
 
 sys.path += [folder for folder in {folders!r} if folder not in sys.path]
-given = pickle.loads({pickled!r})
+_given = pickle.loads({pickled!r})
 
 
 '''
-CLASS = '''class {name}(given):
+CLASS = '''class {name}(_given):
     """The same class, at home in this file."""
 '''
 FUNCTION = '''class {name}(Base):
@@ -67,7 +67,7 @@ FUNCTION = '''class {name}(Base):
 
     def {method}(self, {parameters}):
         """Ask it."""
-        return given({parameters})
+        return _given({parameters})
 '''
 
 

@@ -141,14 +141,15 @@ class Result:
         Raises:
             UserError: the folder exists, or cannot be written.
         """
-        self.folder = Path(folder)
-        folders.check_new(self.folder)
-        folders.write(self.folder, self.manifest, self._runs)
-        return self.folder
+        folder = Path(folder)
+        folders.check_new(folder)
+        folders.write(folder, self.manifest, self._runs)
+        self.folder = folder
+        return folder
 
     def __repr__(self) -> str:
-        text = text_of(lambda console: print_summary(self.manifest, self.summary, console))
-        return "\n".join([text.removesuffix("More metrics: --all-metrics, or the report.").rstrip(), *self._remarks()])
+        text = text_of(lambda console: print_summary(self.manifest, self.summary, console, has_hint=False))
+        return "\n".join([text.rstrip(), *self._remarks()])
 
     def _repr_html_(self) -> str:
         compared = tables.comparison(self.summary, is_whole=False)

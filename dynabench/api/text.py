@@ -24,8 +24,10 @@ REASONS = 4
 """The most reasons for impossible layouts that are printed."""
 
 
-def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False) -> None:
-    """Print what was run and what was found, and first of all whether it is valid."""
+def print_summary(
+    manifest: dict[str, Any], summary: Summary, console: Terminal, *, is_whole: bool = False, has_hint: bool = True
+) -> None:
+    """Print what was run and what was found, and first of all whether it is valid; with `has_hint`, also the flag for more."""
     for note in headline.notes(summary):
         console.say(f"not valid: {note}", style="red")
     for line in filter(None, headline.heading(manifest)):
@@ -43,7 +45,7 @@ def print_summary(manifest: dict[str, Any], summary: Summary, console: Terminal,
     for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
         console.say(with_short_names(line, key))
     print_elsewhere(manifest, console)
-    if not is_whole:
+    if has_hint and not is_whole:
         console.say("More metrics: --all-metrics, or the report.")
 
 

@@ -97,6 +97,7 @@ class InstalledCore(Core):
         """See `Core`."""
         if self.pause == "all":
             return None
+        assert self.pause is None, "the installed scheduler cannot leave only new sequences alone"
         closed = self._scheduler.schedule()
         self._num_free = closed.num_free
         if not closed.is_closed:

@@ -22,6 +22,7 @@ from dynabench.deployment.file import as_plain
 from dynabench.deployment.flags import PoolConfig
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
+from serving.planner.policies.policy import Proposal
 from serving.router import Policy
 
 mpl.use("agg")
@@ -45,6 +46,11 @@ def my_mode(candidates):
         tokens + 200 * requests
         for tokens, requests in zip(candidates.prefill_tokens, candidates.num_requests, strict=True)
     ]
+
+
+def planned(seen):
+    """Two workers in each pool."""
+    return {name: Proposal(2, "two") for name in seen.pools}
 
 
 class First(Policy):
@@ -152,12 +158,33 @@ def test_short_keywords_set_the_settings_of_pools_sections_and_roles():
     assert made.kv_store.kv_store_size == 4
 
 
+def test_a_setting_whose_own_name_begins_with_a_role_is_that_setting():
+    made = db.Deployment(decode_speedup_ratio=2.0, prefill_schedule_interval=2)
+    (pool,) = made.pools
+    assert pool.role == "aggregated"
+    assert (pool.timing.decode_speedup_ratio, pool.mocker.prefill_schedule_interval) == (2.0, 2)
+    both = db.Deployment(prefill_workers=1, decode_workers=1, decode_decode_speedup_ratio=2.0)
+    assert [pool.timing.decode_speedup_ratio for pool in both.pools] == [1.0, 2.0]
+
+
 def test_a_worker_has_the_gpus_that_its_model_needs_for_its_context_unless_they_are_set():
     big = {"model": "meta-llama/Llama-3.1-70B", "gpu": "h100"}
     assert db.Deployment(**big).pools[0].tensor_parallel_size == 4
     assert db.Deployment(**big, tensor_parallel_size=2).pools[0].tensor_parallel_size == 2
     with pytest.raises(db.UserError, match="raise tensor_parallel_size"):
         db.Deployment(**big, tensor_parallel_size=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "pool"),
+    [
+        ({"prefill_tensor_parallel_size": 1, "decode_workers": 2}, "prefill"),
+        ({"pools": {"small": {"tensor_parallel_size": 1}, "free": None}}, "small"),
+    ],
+)
+def test_a_worker_of_one_pool_has_the_gpus_that_are_set_there(settings, pool):
+    with pytest.raises(db.UserError, match=f"pools.{pool}: .*raise tensor_parallel_size"):
+        db.Deployment(model="meta-llama/Llama-3.1-70B", gpu="h100", **settings)
 
 
 def test_a_deployment_can_be_changed_by_dataclasses_replace():
@@ -333,8 +360,10 @@ def test_a_result_is_saved_and_loaded(result, tmp_path):
     again = db.load(tmp_path / "x")
     assert again.summary == result.summary
     assert (tmp_path / "x" / "report.html").exists()
+    (tmp_path / "other").mkdir()
     with pytest.raises(db.UserError, match="exists; choose another"):
-        result.save(tmp_path / "x")
+        result.save(tmp_path / "other")
+    assert result.folder == tmp_path / "x"
     with pytest.raises(db.UserError, match="not a results folder"):
         db.load(tmp_path)
 
@@ -358,6 +387,14 @@ def test_a_class_is_a_router_mode_and_so_is_a_callable_object(trace):
 def test_an_object_is_the_router_mode_of_a_deployment(trace):
     found = db.simulate(trace, db.Deployment(workers=2, router_mode=First))
     assert list(found.arms) == ["First"]
+
+
+def test_a_function_named_given_is_a_router_mode(trace):
+    def given(candidates):
+        return [float(place) for place in range(len(candidates.num_requests))]
+
+    found = db.simulate(trace, db.Deployment(workers=2, router_mode=given))
+    assert found.workers.requests.tolist() == [120, 0]
 
 
 def test_objects_travel_to_processes_by_value(trace):
@@ -407,9 +444,25 @@ def test_a_wrong_call_raises_one_line_and_nothing_else(call, message):
         call()
 
 
-def test_an_object_never_travels_to_a_cluster(trace):
-    with pytest.raises(db.UserError, match="my_mode is a Python object, which stays on this host, but backend is ray"):
-        db.sweep(trace, vary={"router_mode": [my_mode]}, backend="ray")
+def slow(prefill_tokens, num_decodes, num_kv_tokens):
+    """Half a second for any step."""
+    return 0.5 + 0 * (prefill_tokens + num_decodes + num_kv_tokens)
+
+
+@pytest.mark.parametrize(
+    ("deployment", "vary", "name"),
+    [
+        ({}, {"router_mode": [my_mode]}, "my_mode"),
+        ({}, {"timing": [slow]}, "slow"),
+        ({}, {"planner": ["static", planned]}, "planned"),
+        ({"router_mode": First}, {}, "First"),
+        ({"timing": slow}, {}, "slow"),
+        ({"planner": planned}, {}, "planned"),
+    ],
+)
+def test_an_object_never_travels_to_a_cluster(trace, deployment, vary, name):
+    with pytest.raises(db.UserError, match=f"{name} is a Python object, which stays on this host, but backend is ray"):
+        db.sweep(trace, db.Deployment(**deployment), vary=vary, backend="ray")
 
 
 # Sweeps, plans, live runs
@@ -499,9 +552,6 @@ def test_ctrl_c_returns_what_is_done():
 
 
 def test_a_function_is_a_timing_model(trace):
-    def slow(prefill_tokens, num_decodes, num_kv_tokens):
-        return 0.5 + 0 * (prefill_tokens + num_decodes + num_kv_tokens)
-
     found = db.simulate(trace, db.Deployment(workers=2, timing=slow))
     assert found.steps.first_s.max() == 0.5
     assert "those of slow, a class of your own" in found.manifest["step_times"]
@@ -518,7 +568,6 @@ def test_a_timing_model_that_returns_no_time_is_one_line(trace):
 
 def test_a_class_is_a_planner(trace):
     from serving.planner.policies.policy import Policy as Planner
-    from serving.planner.policies.policy import Proposal
 
     class Two(Planner):
         description = "always two"
