@@ -73,6 +73,15 @@ def test_a_rule_that_was_changed_is_found_and_named(tmp_path):
     assert found.costs[0].left != found.costs[0].right
 
 
+def test_ours_is_audited_even_if_the_deployment_says_that_the_installed_scheduler_decides(tmp_path):
+    python = python_with(tmp_path, flipped="goes_on_after_victim")
+    core = CoreConfig(engine_core="vllm", engine_python=python)
+    with scheduler_process(python) as process:
+        found = audit(Settings(replace(settings().deployment, core=core)), contended(), process)
+    assert found.difference is not None
+    assert found.explanations[0].rule == "goes_on_after_victim"
+
+
 def test_a_setting_with_another_default_is_found_and_named(tmp_path):
     ours = settings(engine=replace(CONTENDED, num_gpu_blocks=80, scheduler_reserve_full_isl=True))
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dynabench.arm import Run, Settings
+from dynabench.deployment.core import CoreConfig
 from dynabench.deployment.description import Deployment
 from dynabench.fidelity.audit.compare import Difference, first_difference
 from dynabench.fidelity.audit.suspects import Explanation, explain, with_engines
@@ -104,7 +105,8 @@ def audit(settings: Settings, workload: Workload, process: SchedulerProcess, *, 
     """
     rules = rules_for(process.release)
     ours = with_engines(
-        settings.deployment, lambda config: replace(config, engine_version=config.engine_version or rules)
+        replace(settings.deployment, core=CoreConfig()),  # ours decides, whatever the deployment says
+        lambda config: replace(config, engine_version=config.engine_version or rules),
     )
     run = _Runs(settings, workload, seed)
     right = run.installed(ours, process)
