@@ -3,6 +3,7 @@
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -183,6 +184,19 @@ def test_what_cannot_be_run_with_an_installed_scheduler_is_refused(tmp_path):
         pytest.raises(ValueError, match="KV in host memory cannot be simulated with an installed scheduler yet"),
     ):
         audit(ours, contended(), process)
+
+
+def test_an_adaptive_threshold_is_refused_by_a_vllm_that_has_none(monkeypatch):
+    for name in ("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "0")  # the program sets them: afterwards they are as before
+    from dynabench.installed.vllm_program import adapt_threshold
+
+    old, new = SimpleNamespace(), SimpleNamespace(adaptive_long_prefill_threshold=False)
+    adapt_threshold(old, is_adaptive=False)
+    adapt_threshold(new, is_adaptive=True)
+    assert new.adaptive_long_prefill_threshold is True
+    with pytest.raises(ValueError, match="long_prefill_token_threshold_adaptive is on, which this vLLM does not have"):
+        adapt_threshold(old, is_adaptive=True)
 
 
 def test_every_rule_can_be_turned_round():
