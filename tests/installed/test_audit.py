@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from dynabench.arm import Run, Settings
+from dynabench.cli.audit import lines
 from dynabench.deployment.core import CoreConfig
 from dynabench.fidelity.audit.run import audit, audit_versions
 from dynabench.fidelity.audit.scenarios import scenario
-from dynabench.fidelity.audit.suspects import suspects, with_engines
-from dynabench.fidelity.audit.verify import verify_installed
+from dynabench.fidelity.audit.suspects import Explanation, suspects, with_engines
+from dynabench.fidelity.audit.verify import Verification, verify_installed
 from dynabench.installed.compared import comparisons_file, note
 from dynabench.installed.process import scheduler_process
 from dynabench.virtual.run import simulate
@@ -108,6 +109,24 @@ def test_rules_that_a_workload_does_not_meet_change_nothing(tmp_path):
     with scheduler_process(python_with(tmp_path, flipped="goes_on_after_victim")) as process:
         found = audit(Settings(ours), contended(), process)
     assert found.difference is None
+
+
+def test_a_rule_that_only_moves_the_difference_does_not_explain_it(tmp_path):
+    with scheduler_process(python_with(tmp_path, flipped="goes_on_after_victim")) as process:
+        found = audit(settings(), contended(), process)
+    later = found.difference._replace(step=1234, what="who is preempted")
+    moved = replace(found, explanations=[Explanation("seats_all_adapters", later)])
+    said = lines(moved)
+    assert "no rule explains it alone" in said
+    assert (
+        "  with seats_all_adapters turned round, the two are the same up to step 1,234 (then who is preempted)" in said
+    )
+    assert "rule goes_on_after_victim explains it: turned round, the two are identical" in lines(found)
+
+    verification = Verification("0.32.0", "0.32", 2)
+    verification.add(0, found)
+    verification.add(1, moved)
+    assert verification.reasons == {"goes_on_after_victim": [0], "unknown": [1]}
 
 
 def test_two_versions_are_compared_without_ours(tmp_path):

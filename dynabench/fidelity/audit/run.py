@@ -63,7 +63,7 @@ class Audit:
     difference: Difference | None
     """The first step in which they differ; None if they are identical."""
     explanations: list[Explanation]
-    """Rules of ours that explain it, the best explanation first."""
+    """Rules of ours that explain it, or move it to a later step, the best first."""
 
     @property
     def costs(self) -> list[Cost]:
