@@ -20,6 +20,7 @@ from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
 from mocker.vllm.versions import Rules
+from serving.planner import PlannerConfig
 from tests.installed.ours import python_with
 from tests.support.simulated import deployed
 from workloads import Request, Workload
@@ -194,6 +195,17 @@ def test_errors_of_the_installed_scheduler_reach_the_user(tmp_path):
 def test_a_python_without_an_engine_is_refused(python, message):
     with pytest.raises(UserError, match=message), scheduler_process(python):
         pass
+
+
+def test_a_planner_is_refused_because_each_side_might_start_other_engines(tmp_path):
+    planned = Settings(replace(settings().deployment, planner=PlannerConfig(planner="load")))
+    with scheduler_process(python_with(tmp_path)) as process:
+        for run in (
+            lambda: audit(planned, contended(), process),
+            lambda: audit_versions(planned, contended(), process, process),
+        ):
+            with pytest.raises(UserError, match="leave out planner"):
+                run()
 
 
 def test_what_cannot_be_run_with_an_installed_scheduler_is_refused(tmp_path):

@@ -99,7 +99,7 @@ def audit(settings: Settings, workload: Workload, process: SchedulerProcess, *, 
         seed: of every random choice.
 
     Raises:
-        UserError: that vLLM fails.
+        UserError: that vLLM fails, or the deployment has a planner.
         WorkloadError: a request can never fit.
         ValueError: an installed scheduler cannot be used with these settings.
     """
@@ -142,6 +142,10 @@ class _Runs:
     """Runs of one workload."""
 
     def __init__(self, settings: Settings, workload: Workload, seed: int) -> None:
+        if settings.deployment.planner.planner != "static":
+            raise UserError(
+                "an audit compares the same engines, but a planner may start others with another scheduler; leave out planner"
+            )
         self._settings = settings
         self._workload = workload
         self._seed = seed
