@@ -2,7 +2,9 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -197,8 +199,29 @@ def test_a_python_without_an_engine_is_refused(python, message):
         pass
 
 
+def open_files():
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_a_python_without_an_engine_leaves_no_file_open(python):
+    before = open_files()
+    with pytest.raises(UserError) as kept, scheduler_process(python):  # as long as it is kept, nothing is collected
+        pass
+    assert kept.value is not None
+    assert open_files() <= before
+
+
+def test_an_answer_that_is_cut_short_is_reported_as_the_end_of_the_process(tmp_path):
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\nimport os, sys\nos.write(int(sys.argv[3]), b'\\x64\\0\\0\\0abc')\n")
+    script.chmod(0o755)
+    with pytest.raises(UserError, match="ended: exit code 0"), scheduler_process(str(script)):
+        pass
+
+
 def test_a_planner_is_refused_because_each_side_might_start_other_engines(tmp_path):
-    planned = Settings(replace(settings().deployment, planner=PlannerConfig(planner="load")))
+    planned = Settings(replace(settings().deployment, planner=PlannerConfig(planner="hpa")))
     with scheduler_process(python_with(tmp_path)) as process:
         for run in (
             lambda: audit(planned, contended(), process),
