@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from dynabench.arm import Run, Settings
 from dynabench.cli.audit import lines
@@ -177,8 +178,11 @@ def test_a_version_that_nobody_compared_is_refused_until_it_is(tmp_path, cache, 
     with scheduler_process(python) as process:
         found = verify_installed(process, 1)
         assert note(process.release, found.comparison) == comparisons_file()
-    known = json.loads(comparisons_file().read_text())["digest of 0.99 "]
-    assert known["num_scenarios"] == 1
+        known = json.loads(comparisons_file().read_text())["digest of 0.99 "]
+        assert known["num_scenarios"] == 1
+        with pytest.raises(UserError, match="compared with ours in only 1 of the 60 scenarios that are needed"):
+            simulate(run, contended())
+        note(process.release, structs.replace(found.comparison, num_scenarios=60))
     assert simulate(run, contended()).is_complete
 
 
