@@ -97,6 +97,7 @@ class InstalledCore(Core):
         """See `Core`."""
         if self.pause == "all":
             return None
+        assert self.pause is None, "an installed scheduler always takes new sequences"
         closed = self._scheduler.schedule()
         self._num_free = closed.num_free
         if not closed.is_closed:

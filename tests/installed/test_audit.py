@@ -22,6 +22,8 @@ from dynabench.installed.process import scheduler_process
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
+from mocker.installed.core import InstalledCore
+from mocker.installed.scheduler import Scheduled
 from mocker.vllm.versions import Rules
 from serving.planner import PlannerConfig
 from tests.installed.ours import python_with
@@ -255,6 +257,14 @@ def test_an_adaptive_threshold_is_refused_by_a_vllm_that_has_none(monkeypatch):
     assert new.adaptive_long_prefill_threshold is True
     with pytest.raises(ValueError, match="long_prefill_token_threshold_adaptive is on, which this vLLM does not have"):
         adapt_threshold(old, is_adaptive=True)
+
+
+def test_a_pause_of_new_sequences_alone_is_refused_by_an_installed_core():
+    core = InstalledCore(CONTENDED, 50, SimpleNamespace(schedule=lambda: Scheduled([], [], [], [], 49, False)))
+    assert core.schedule() is None
+    core.pause = "new"
+    with pytest.raises(AssertionError, match="always takes new sequences"):
+        core.schedule()
 
 
 def test_every_rule_can_be_turned_round():
