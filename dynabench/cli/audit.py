@@ -17,6 +17,10 @@ from workloads.shape import ShapeConfig
 
 if TYPE_CHECKING:
     from dynabench.fidelity.audit.run import Audit
+    from dynabench.fidelity.audit.suspects import Explanation
+
+MOST_RULES = 3
+"""Rules that are named."""
 
 
 def audit(
@@ -83,7 +87,7 @@ def lines(found: "Audit") -> list[str]:
     if difference is None:
         return [
             f"identical: {left.name} and {right.name} take the same {left.num_steps:,} steps for {num_requests:,} requests "
-            f"(compared in each: tokens by request, preemptions, free KV blocks)"
+            "(compared: tokens by request and preemptions in each, free KV blocks whenever the batch changes)"
         ]
     said = [
         f"different from step {difference.step:,} of engine {difference.engine} on, at {difference.start_s:.3f} s, in "
@@ -92,7 +96,7 @@ def lines(found: "Audit") -> list[str]:
         f"  {right.name}: {difference.right}",
     ]
     if found.explanations:
-        said += [_explained(one.rule, one.difference) for one in found.explanations[:3]]
+        said += _explained(found.explanations)
     elif left.name.startswith("our"):
         said.append("no rule of ours explains it: what differs is new, or is several rules at once")
     said.append(f"{num_requests:,} requests, {left.num_steps:,} and {right.num_steps:,} steps")
@@ -105,10 +109,15 @@ def lines(found: "Audit") -> list[str]:
     return said
 
 
-def _explained(rule: str, rest: Any) -> str:
-    if rest is None:
-        return f"rule {rule} explains it: turned round, the two are identical"
-    return f"rule {rule} explains it: turned round, the two are the same up to step {rest.step:,} (then {rest.what})"
+def _explained(explanations: "list[Explanation]") -> list[str]:
+    """Name the rules that explain a difference; if none does alone, those that move it furthest."""
+    if whole := [one.rule for one in explanations if one.difference is None]:
+        return [f"rule {rule} explains it: turned round, the two are identical" for rule in whole[:MOST_RULES]]
+    return ["no rule explains it alone"] + [
+        f"  with {one.rule} turned round, the two are the same up to step {one.difference.step:,} (then {one.difference.what})"
+        for one in explanations[:MOST_RULES]
+        if one.difference is not None
+    ]
 
 
 def as_json(found: "Audit") -> dict[str, Any]:

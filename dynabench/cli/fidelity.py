@@ -30,6 +30,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig, running_pools, simulated_pools
 from dynabench.deployment.overhead import OverheadConfig
 from dynabench.fidelity.settings import CalibrateConfig, ValidateConfig, ValidateExperimentConfig, ValidatePoolConfig
+from dynabench.installed.compared import ENOUGH
 from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
@@ -263,7 +264,7 @@ def verify(
     engine_version: EngineVersion | None = None,
     engine_core: Literal["vllm"] | None = None,
     engine_python: str | None = None,
-    scenarios: Annotated[int, Parameter(validator=Number(gte=1))] = 60,
+    scenarios: Annotated[int, Parameter(validator=Number(gte=1))] = ENOUGH,
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Replay recordings of a real scheduler (vLLM, SGLang, TensorRT-LLM) through the mocker and compare step by step.
@@ -278,7 +279,7 @@ def verify(
         engine_version: Version of vLLM whose rules apply (default: of the one that a recording names).
         engine_core: Whose installed scheduler to compare.
         engine_python: With --engine-core: Python of the environment that has it (default: the one that runs dynabench).
-        scenarios: With --engine-core: the number of random scenarios.
+        scenarios: With --engine-core: the number of random scenarios; fewer than the default do not suffice for `simulate`.
         json_output: Print one JSON object per file.
     """
     from dynabench.fidelity import families

@@ -1,8 +1,8 @@
 """Which installed schedulers have been compared with ours, and where that is written down.
 
 Those whose rules are known were compared in `.ci/engines`. For any other, `dynabench verify --engine-core vllm` does it, and
-writes what it found into `engine-cores.json` in the user's cache, under a digest of the files that schedule: a version that is
-patched locally counts as another one.
+writes what it found into `engine-cores.json` in the user's cache, under a digest of the files that schedule: if they are
+patched, they count as another version. Of versions whose rules are known, patched ones are not recognised.
 """
 
 import os
@@ -13,6 +13,9 @@ import msgspec
 
 from foundation.errors import UserError
 from mocker.config import version_of
+
+ENOUGH = 60
+"""Random scenarios after which a version may be used."""
 
 
 class Release(NamedTuple):
@@ -71,7 +74,7 @@ def note(release: Release, comparison: Comparison) -> Path:
 
 
 def refuse_unknown(release: Release, python: str) -> None:
-    """Refuse a scheduler that was never compared with ours.
+    """Refuse a scheduler that was not compared with ours in enough scenarios.
 
     Raises:
         UserError: it was not.
@@ -79,8 +82,13 @@ def refuse_unknown(release: Release, python: str) -> None:
     try:
         version_of(release.version)
     except ValueError:
-        if release.digest not in comparisons():
-            raise UserError(
-                f"{python} has vLLM {release.version}, whose scheduler was never compared with ours; run dynabench verify "
-                f"--engine-core vllm --engine-python {python} first"
-            ) from None
+        known = comparisons().get(release.digest)
+        if known is not None and known.num_scenarios >= ENOUGH:
+            return
+        how_often = "never compared with ours"
+        if known is not None:
+            how_often = f"compared with ours in only {known.num_scenarios} of the {ENOUGH} scenarios that are needed"
+        raise UserError(
+            f"{python} has vLLM {release.version}, whose scheduler was {how_often}; run dynabench verify --engine-core vllm "
+            f"--engine-python {python} first"
+        ) from None

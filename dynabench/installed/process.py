@@ -50,13 +50,20 @@ class SchedulerProcess:
                 pass_fds=(their_read, their_write),
             )
         except OSError as error:
+            os.close(read_fd)
+            os.close(write_fd)
+            self._log.close()
             raise UserError(f"{python} cannot be run: {error.strerror}") from error
         finally:
             os.close(their_read)
             os.close(their_write)
         self._answers, self._asked = os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb")
         self._encode = msgspec.msgpack.Encoder().encode
-        self.release = Release(*self.ask(tuple[str, str], "version"))
+        try:
+            self.release = Release(*self.ask(tuple[str, str], "version"))
+        except BaseException:
+            self.close()
+            raise
 
     def ask(self, kind: type[T], name: str, engine: int = 0, argument: Any = None) -> T:
         """Ask for something and return the answer.
@@ -69,9 +76,10 @@ class SchedulerProcess:
             self._asked.write(len(frame).to_bytes(4, "little") + frame)
             self._asked.flush()
         head = self._answers.read(4)
-        if len(head) < 4:
+        length = int.from_bytes(head, "little")
+        answer = self._answers.read(length)
+        if len(head) < 4 or len(answer) < length:
             raise UserError(f"the scheduler of {self.python} ended: {self._last_line()}; does it have vLLM installed?")
-        answer = self._answers.read(int.from_bytes(head, "little"))
         if answer[:1] == b"\x81":  # a map of one entry: nothing else is
             raise UserError(
                 f"the scheduler of {self.python} failed: {msgspec.msgpack.decode(answer, type=Failed).error}"

@@ -46,13 +46,13 @@ def known(kind: type, given: dict[str, Any], off: dict[str, Any]) -> dict[str, A
 
 OFF = {
     "max_num_active_seqs": None,
-    "long_prefill_token_threshold_adaptive": False,
     "watermark": 0.0,
     "scheduler_reserve_full_isl": True,
     "prefill_schedule_interval": 1,
-    "prefix_cache_retention_interval": None,
 }
-"""Settings that older versions lack, at the value with which they do nothing."""
+"""Settings that older versions lack, at the value that is let pass: the one with which they do nothing. Only
+`scheduler_reserve_full_isl` is let pass while it is on, because that is our default. A version without it never reserves; an
+audit then names it as the reason."""
 
 
 def vllm_settings(given: dict[str, Any]) -> Any:
@@ -124,8 +124,16 @@ def scheduler_of(settings: Any, given: dict[str, Any]) -> Any:
     known_arguments = inspect.signature(Scheduler.__init__).parameters
     scheduler = kind(**{name: value for name, value in arguments.items() if name in known_arguments})
     scheduler.use_v2_model_runner = False
-    scheduler.adaptive_long_prefill_threshold = given["long_prefill_token_threshold_adaptive"]
+    adapt_threshold(scheduler, is_adaptive=given["long_prefill_token_threshold_adaptive"])
     return scheduler
+
+
+def adapt_threshold(scheduler: Any, *, is_adaptive: bool) -> None:
+    """Turn the adaptive threshold of long prefills on or off; a version that has none can only leave it off."""
+    if hasattr(scheduler, "adaptive_long_prefill_threshold"):
+        scheduler.adaptive_long_prefill_threshold = is_adaptive
+    elif is_adaptive:
+        raise ValueError("long_prefill_token_threshold_adaptive is on, which this vLLM does not have")
 
 
 class Engine:

@@ -116,7 +116,7 @@ def test_a_planted_bug_is_found_shrunk_and_replayed(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert replay(deployment, rehearsal, failed.file).violations == []
     assert "Every invariant held." in failed.picture.read_text()
-    assert list(lines(found))[-1] == "1 seed, 1 violation (released)"
+    assert list(lines(found))[-1] == "1 seed, 1 with violations (released)"
 
 
 def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):

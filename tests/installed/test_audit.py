@@ -2,22 +2,30 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from msgspec import structs
 
 from dynabench.arm import Run, Settings
+from dynabench.cli.audit import lines
 from dynabench.deployment.core import CoreConfig
 from dynabench.fidelity.audit.run import audit, audit_versions
 from dynabench.fidelity.audit.scenarios import scenario
-from dynabench.fidelity.audit.suspects import suspects, with_engines
-from dynabench.fidelity.audit.verify import verify_installed
+from dynabench.fidelity.audit.suspects import Explanation, suspects, with_engines
+from dynabench.fidelity.audit.verify import Verification, verify_installed
 from dynabench.installed.compared import comparisons_file, note
 from dynabench.installed.process import scheduler_process
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
+from mocker.installed.core import InstalledCore
+from mocker.installed.scheduler import Scheduled
 from mocker.vllm.versions import Rules
+from serving.planner import PlannerConfig
 from tests.installed.ours import python_with
 from tests.support.simulated import deployed
 from workloads import Request, Workload
@@ -73,6 +81,15 @@ def test_a_rule_that_was_changed_is_found_and_named(tmp_path):
     assert found.costs[0].left != found.costs[0].right
 
 
+def test_ours_is_audited_even_if_the_deployment_says_that_the_installed_scheduler_decides(tmp_path):
+    python = python_with(tmp_path, flipped="goes_on_after_victim")
+    core = CoreConfig(engine_core="vllm", engine_python=python)
+    with scheduler_process(python) as process:
+        found = audit(Settings(replace(settings().deployment, core=core)), contended(), process)
+    assert found.difference is not None
+    assert found.explanations[0].rule == "goes_on_after_victim"
+
+
 def test_a_setting_with_another_default_is_found_and_named(tmp_path):
     ours = settings(engine=replace(CONTENDED, num_gpu_blocks=80, scheduler_reserve_full_isl=True))
 
@@ -98,6 +115,24 @@ def test_rules_that_a_workload_does_not_meet_change_nothing(tmp_path):
     with scheduler_process(python_with(tmp_path, flipped="goes_on_after_victim")) as process:
         found = audit(Settings(ours), contended(), process)
     assert found.difference is None
+
+
+def test_a_rule_that_only_moves_the_difference_does_not_explain_it(tmp_path):
+    with scheduler_process(python_with(tmp_path, flipped="goes_on_after_victim")) as process:
+        found = audit(settings(), contended(), process)
+    later = found.difference._replace(step=1234, what="who is preempted")
+    moved = replace(found, explanations=[Explanation("seats_all_adapters", later)])
+    said = lines(moved)
+    assert "no rule explains it alone" in said
+    assert (
+        "  with seats_all_adapters turned round, the two are the same up to step 1,234 (then who is preempted)" in said
+    )
+    assert "rule goes_on_after_victim explains it: turned round, the two are identical" in lines(found)
+
+    verification = Verification("0.32.0", "0.32", 2)
+    verification.add(0, found)
+    verification.add(1, moved)
+    assert verification.reasons == {"goes_on_after_victim": [0], "unknown": [1]}
 
 
 def test_two_versions_are_compared_without_ours(tmp_path):
@@ -145,8 +180,11 @@ def test_a_version_that_nobody_compared_is_refused_until_it_is(tmp_path, cache, 
     with scheduler_process(python) as process:
         found = verify_installed(process, 1)
         assert note(process.release, found.comparison) == comparisons_file()
-    known = json.loads(comparisons_file().read_text())["digest of 0.99 "]
-    assert known["num_scenarios"] == 1
+        known = json.loads(comparisons_file().read_text())["digest of 0.99 "]
+        assert known["num_scenarios"] == 1
+        with pytest.raises(UserError, match="compared with ours in only 1 of the 60 scenarios that are needed"):
+            simulate(run, contended())
+        note(process.release, structs.replace(found.comparison, num_scenarios=60))
     assert simulate(run, contended()).is_complete
 
 
@@ -167,6 +205,38 @@ def test_a_python_without_an_engine_is_refused(python, message):
         pass
 
 
+def open_files():
+    return {each.name for each in Path("/proc/self/fd").iterdir()}
+
+
+@pytest.mark.parametrize("python", ["/nowhere/python", "/bin/false"])
+def test_a_python_without_an_engine_leaves_no_file_open(python):
+    before = open_files()
+    with pytest.raises(UserError) as kept, scheduler_process(python):  # as long as it is kept, nothing is collected
+        pass
+    assert kept.value is not None
+    assert open_files() <= before
+
+
+def test_an_answer_that_is_cut_short_is_reported_as_the_end_of_the_process(tmp_path):
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\nimport os, sys\nos.write(int(sys.argv[3]), b'\\x64\\0\\0\\0abc')\n")
+    script.chmod(0o755)
+    with pytest.raises(UserError, match="ended: exit code 0"), scheduler_process(str(script)):
+        pass
+
+
+def test_a_planner_is_refused_because_each_side_might_start_other_engines(tmp_path):
+    planned = Settings(replace(settings().deployment, planner=PlannerConfig(planner="hpa")))
+    with scheduler_process(python_with(tmp_path)) as process:
+        for run in (
+            lambda: audit(planned, contended(), process),
+            lambda: audit_versions(planned, contended(), process, process),
+        ):
+            with pytest.raises(UserError, match="leave out planner"):
+                run()
+
+
 def test_what_cannot_be_run_with_an_installed_scheduler_is_refused(tmp_path):
     ours = settings(engine=replace(CONTENDED, num_host_blocks=100))
     with (
@@ -174,6 +244,27 @@ def test_what_cannot_be_run_with_an_installed_scheduler_is_refused(tmp_path):
         pytest.raises(ValueError, match="KV in host memory cannot be simulated with an installed scheduler yet"),
     ):
         audit(ours, contended(), process)
+
+
+def test_an_adaptive_threshold_is_refused_by_a_vllm_that_has_none(monkeypatch):
+    for name in ("VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "0")  # the program sets them: afterwards they are as before
+    from dynabench.installed.vllm_program import adapt_threshold
+
+    old, new = SimpleNamespace(), SimpleNamespace(adaptive_long_prefill_threshold=False)
+    adapt_threshold(old, is_adaptive=False)
+    adapt_threshold(new, is_adaptive=True)
+    assert new.adaptive_long_prefill_threshold is True
+    with pytest.raises(ValueError, match="long_prefill_token_threshold_adaptive is on, which this vLLM does not have"):
+        adapt_threshold(old, is_adaptive=True)
+
+
+def test_a_pause_of_new_sequences_alone_is_refused_by_an_installed_core():
+    core = InstalledCore(CONTENDED, 50, SimpleNamespace(schedule=lambda: Scheduled([], [], [], [], 49, False)))
+    assert core.schedule() is None
+    core.pause = "new"
+    with pytest.raises(AssertionError, match="always takes new sequences"):
+        core.schedule()
 
 
 def test_every_rule_can_be_turned_round():

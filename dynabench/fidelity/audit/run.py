@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dynabench.arm import Run, Settings
+from dynabench.deployment.core import CoreConfig
 from dynabench.deployment.description import Deployment
 from dynabench.fidelity.audit.compare import Difference, first_difference
 from dynabench.fidelity.audit.suspects import Explanation, explain, with_engines
@@ -62,7 +63,7 @@ class Audit:
     difference: Difference | None
     """The first step in which they differ; None if they are identical."""
     explanations: list[Explanation]
-    """Rules of ours that explain it, the best explanation first."""
+    """Rules of ours that explain it, or move it to a later step, the best first."""
 
     @property
     def costs(self) -> list[Cost]:
@@ -98,13 +99,14 @@ def audit(settings: Settings, workload: Workload, process: SchedulerProcess, *, 
         seed: of every random choice.
 
     Raises:
-        UserError: that vLLM fails.
+        UserError: that vLLM fails, or the deployment has a planner.
         WorkloadError: a request can never fit.
         ValueError: an installed scheduler cannot be used with these settings.
     """
     rules = rules_for(process.release)
     ours = with_engines(
-        settings.deployment, lambda config: replace(config, engine_version=config.engine_version or rules)
+        replace(settings.deployment, core=CoreConfig()),  # ours decides, whatever the deployment says
+        lambda config: replace(config, engine_version=config.engine_version or rules),
     )
     run = _Runs(settings, workload, seed)
     right = run.installed(ours, process)
@@ -140,6 +142,10 @@ class _Runs:
     """Runs of one workload."""
 
     def __init__(self, settings: Settings, workload: Workload, seed: int) -> None:
+        if settings.deployment.planner.planner != "static":
+            raise UserError(
+                "an audit compares the same engines, but a planner may start others with another scheduler; leave out planner"
+            )
         self._settings = settings
         self._workload = workload
         self._seed = seed

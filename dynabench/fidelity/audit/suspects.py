@@ -68,7 +68,7 @@ def explain(
     steps_of: Callable[[Deployment], Sequence[StepLog] | None],
     judge: Sequence[StepLog],
 ) -> list[Explanation]:
-    """Return the rules that explain a difference, the best explanation first.
+    """Return the rules that, turned round, remove a difference or move it to a later step, the best first.
 
     Args:
         difference: between ours and the judge.

@@ -9,7 +9,7 @@ from dynabench.installed.compared import Comparison
 from dynabench.installed.process import SchedulerProcess
 
 UNKNOWN = "unknown"
-"""In place of a rule, if none explains a difference."""
+"""In place of a rule, if none explains a difference alone."""
 
 
 @dataclass(slots=True)
@@ -23,7 +23,7 @@ class Verification:
     differing: dict[int, Difference] = field(default_factory=dict)
     """The first difference, by the seed of a scenario."""
     reasons: dict[str, list[int]] = field(default_factory=dict)
-    """The seeds of the scenarios that differ, by the rule that explains the difference best."""
+    """The seeds of the scenarios that differ, by the rule that explains the difference."""
 
     @property
     def comparison(self) -> Comparison:
@@ -35,7 +35,7 @@ class Verification:
         """Take in what the audit of a scenario found."""
         self.num_steps += found.right.num_steps
         if found.difference is not None:
-            rule = found.explanations[0].rule if found.explanations else UNKNOWN
+            rule = next((one.rule for one in found.explanations if one.difference is None), UNKNOWN)
             self.differing[seed] = found.difference
             self.reasons.setdefault(rule, []).append(seed)
 
