@@ -97,11 +97,7 @@ class InstalledCore(Core):
         """See `Core`."""
         if self.pause == "all":
             return None
-<<<<<<< HEAD
-        assert self.pause is None, "the installed scheduler cannot leave only new sequences alone"
-=======
         assert self.pause is None, "an installed scheduler always takes new sequences"
->>>>>>> w-fixaud
         closed = self._scheduler.schedule()
         self._num_free = closed.num_free
         if not closed.is_closed:
