@@ -155,10 +155,11 @@ def make_job(job: Job) -> Engine | None:
             return Echo(kind)
         case OwnFileOutput(kind, file):
             refuse_role(job.worker, f"out={job.way_out}")
+            port = job.frontend.http_port
+            own = OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
             if kind == "pytok" and not job.worker.model_path:
                 raise ValueError(f"out={job.way_out} needs a tokenizer: pass --model-path")
-            port = job.frontend.http_port
-            return OwnEngine(kind, file, job.worker, job.model_run, job.arguments, http_port=port)
+            return own
         case ServerOutput(url):
             arguments = flags_to_arguments(job.arguments)
             return OpenAiServer(url, job.worker, job.model_run, arguments, lease=job.disaggregation)

@@ -46,10 +46,10 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert all(outcome["state"] == "met" and outcome["margin"] >= 0 for outcome in best["outcomes"])
     assert [sure["limit"] for sure in answer["sureness"]] == ["ttft.p90 <= 400 ms", "tpot.p90 <= 14 ms"]
     assert answer["sureness"][0]["low"] < answer["sureness"][0]["value"] < answer["sureness"][0]["high"]
-    assert (
-        "for 82 published points of Llama 3.1 70B on vllm, h100 and b200 (only a hint: this model was not measured), mean TPOT was 3.8% off, and the error "
-        "of a p90 is not known" in answer["sureness"][1]["text"]
-    )
+    sure = answer["sureness"][1]
+    assert 0.1 < sure["chance"] < 0.9
+    assert sure["real_low"] < sure["value"] < sure["real_high"]
+    assert "only a hint, because that is far away, and a p90 was not measured; " in sure["text"]
     assert re.search(r"vllm serve Qwen/Qwen3-8B .*--max-num-batched-tokens (512|2048) .*# start \d+", text)
     assert [at["load"] for at in answer["loads"]] == [1.0, 2.0]
     assert answer["loads"][1]["gpus"] > answer["loads"][0]["gpus"] == best["gpus"]
@@ -79,7 +79,7 @@ def test_why_not_fewer_and_the_headroom_to_each_limit_are_told(small):
 
 def test_where_the_fewest_gpus_are_in_doubt_the_fewest_without_doubt_are_named(tmp_path):
     flags = (*MODEL, "--max-num-batched-tokens", "512", "--tensor-parallel-size", "1", "--loads", "1")
-    done, answer = planned(tmp_path / "out", *flags, "--slo", "tpot.p90 <= 13.3ms")
+    done, answer = planned(tmp_path / "out", *flags, "--slo", "tpot.p90 <= 20ms")
     assert done.returncode == 0, done.stderr
     assert "This is not certain: " in answer["verdict"]
     certainly = "The cheapest one tried that certainly meets the limits is "
