@@ -24,7 +24,7 @@ def test_a_users_type_checker_reads_our_types(package):
 
 
 def test_what_a_package_index_shows_is_there():
-    facts = metadata.metadata("dynabench")
+    facts = metadata.metadata(DISTRIBUTION)
     assert facts["License-Expression"] == "Apache-2.0"
     assert facts["License-File"] == "LICENSE"
     assert "Typing :: Typed" in facts.get_all("Classifier")
@@ -32,7 +32,7 @@ def test_what_a_package_index_shows_is_there():
 
 
 def test_the_licence_comes_along():
-    [licence] = [file for file in metadata.files("dynabench") if file.name == "LICENSE"]
+    [licence] = [file for file in metadata.files(DISTRIBUTION) if file.name == "LICENSE"]
     assert "Apache License" in licence.read_text()
 
 
