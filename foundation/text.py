@@ -43,4 +43,4 @@ def listed(words: Sequence[str], last: str = "and") -> str:
 def instead_of(word: str, known: Collection[str]) -> str:
     """Suggest what an unknown word may have meant, or list the known ones."""
     close = difflib.get_close_matches(word, known, n=3, cutoff=0.7)
-    return f"did you mean {' or '.join(close)}?" if close else f"expected one of {', '.join(known)}"
+    return f"did you mean {' or '.join(close)}?" if close else f"expected one of {shortened(', '.join(known), 400)}"

@@ -149,20 +149,27 @@ def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
         elif role in ROLES and rest:
             of_roles[role]["replicas" if rest == "workers" else rest] = value
         else:
-            known = [
-                *entries,
-                "workers",
-                *settings_of_pool(engine),
-                *(each for kind in parts.values() for each in hints(kind)),
-            ]
+            of_parts = {each for kind in parts.values() for each in hints(kind)}
+            known = sorted({*entries, "workers", *settings_of_pool(engine), *of_parts})
             raise ValueError(f"{name} is unknown; {instead_of(name, known)}")
     if "pools" in top:
-        own_pools = {name: {**pools, **(its or {})} for name, its in top["pools"].items()}
+        own_pools = {name: {**pools, **_settings_in(name, its)} for name, its in top["pools"].items()}
     elif any(of_roles.values()):
         own_pools = {role: {"role": role, **pools, **its} for role, its in of_roles.items()}
     else:
         own_pools = {Pool().name: {"replicas": DEFAULT_WORKERS, **pools}}
     return top | {"pools": own_pools}
+
+
+def _settings_in(name: str, its: object) -> Mapping[str, Any]:
+    """Return the settings of a pool.
+
+    Raises:
+        ValueError: they are no mapping.
+    """
+    if not isinstance(its, Mapping | None):
+        raise ValueError(f"pools.{name} is {its!r}; expected its settings, such as {{'replicas': 2}}")
+    return its or {}
 
 
 def _with_names(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,7 +199,7 @@ def _begin(factory: Factory, channel: Channel, ours: tuple[str, int], theirs: tu
 
 
 class MemoryConnector(aiohttp.BaseConnector):
-    """Connects aiohttp's clients, anew for each request: those that are kept would be closed by the real clock."""
+    """Connects aiohttp's clients again for each request: connections that are kept would be closed by the real clock."""
 
     def __init__(self, network: Network) -> None:
         super().__init__(force_close=True)

@@ -608,3 +608,14 @@ def test_progress_can_be_asked_for_and_goes_to_stderr(trace, capfd, monkeypatch)
     shown = capfd.readouterr()
     assert shown.out == ""
     assert "simulating: " in shown.err
+
+
+def test_a_pool_without_settings_of_its_own_is_told_in_one_line():
+    with pytest.raises(db.UserError, match=r"^pools\.a is 3; expected its settings, such as \{'replicas': 2\}$"):
+        db.Deployment(pools={"a": 3})
+
+
+def test_an_unknown_setting_is_told_in_a_line_that_can_be_read():
+    with pytest.raises(db.UserError, match=r"^nope is unknown; expected one of acceptance_drafts, ") as caught:
+        db.Deployment(nope=1)
+    assert len(str(caught.value)) < 500
