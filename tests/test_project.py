@@ -10,6 +10,8 @@ import grimp
 import pytest
 import yaml
 
+from tests.real_engines import documented
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["root_packages"]
 
@@ -209,3 +211,8 @@ def test_lines_of_prose_fit_a_terminal():
             if len(line) > 120 and not re.match(r" {4}|\||<", line)
         ]
     assert not wide, "\n".join(wide)
+
+
+@pytest.mark.parametrize("page", [documented.OF_VLLM, documented.OF_SGLANG, documented.OF_ONES_OWN_VLLM])
+def test_a_section_that_real_engines_run_has_the_commands_that_they_run(page):
+    assert len(documented.commands_in(documented.section(*page))) == 2
