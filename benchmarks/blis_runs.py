@@ -23,7 +23,7 @@ simulated: no block is evicted.
 """
 
 import argparse
-import statistics
+import io
 import subprocess
 from collections.abc import Sequence
 from itertools import accumulate
@@ -129,8 +129,6 @@ def read(folder: Path) -> pd.DataFrame:
 
 
 def _csv(folder: Path, place: str) -> pd.DataFrame:
-    import io
-
     text = subprocess.run(["git", "-C", folder, "show", place], capture_output=True, text=True, check=True).stdout
     return pd.read_csv(io.StringIO(text), dtype=str)
 
@@ -184,33 +182,17 @@ def add_ours(table: pd.DataFrame) -> None:
         table[f"{OURS}_{metric}"] = [row[metric] for row in found]
 
 
-def errors(table: pd.DataFrame, who: str, metric: str) -> pd.Series:
-    """Return the errors of predictions (%)."""
-    return (table[f"{who}_{metric}"] / table[f"{REAL}_{metric}"] - 1) * 100
-
-
-def predictors(table: pd.DataFrame) -> list[str]:
-    """Return whose predictions a file has, ours first."""
-    return [name for name in (OURS, *OTHERS.values()) if f"{name}_ttft" in table]
+def errors(table: pd.DataFrame, who: str) -> pd.DataFrame:
+    """Return the errors of someone's predictions (%), by metric; NaN where there are none."""
+    found = {metric: (table[f"{who}_{metric}"] / table[f"{REAL}_{metric}"] - 1) * 100 for metric in METRICS}
+    return pd.DataFrame(found)
 
 
 def worst_first(table: pd.DataFrame) -> pd.DataFrame:
     """Order runs by how much larger our mean error is than that of the best other simulator."""
-    mean = {who: sum(errors(table, who, metric).abs() for metric in METRICS) / 3 for who in predictors(table)}
-    others = pd.DataFrame({who: found for who, found in mean.items() if who != OURS}).min(axis=1)
-    return table.loc[(mean[OURS] - others).sort_values(ascending=False).index]
-
-
-def summary(table: pd.DataFrame) -> list[str]:
-    """Return the rows of the page's table of simulators."""
-    rows = []
-    for who in predictors(table):
-        means = [errors(table, who, metric).abs() for metric in METRICS]
-        ours = [errors(table[found.notna()], OURS, metric).abs() for found, metric in zip(means, METRICS, strict=True)]
-        cells = [" / ".join(f"{found.mean():.1f}" for found in group) for group in (means, ours)]
-        medians = " / ".join(f"{found.median():.1f}" for found in means)
-        rows.append(f"| {who} | {means[0].count()} | {cells[0]} | {medians} | {cells[1]} |")
-    return rows
+    means = {who: errors(table, who).abs().mean(axis=1) for who in (OURS, *OTHERS.values())}
+    lost = means.pop(OURS) - pd.DataFrame(means).min(axis=1)
+    return table.loc[lost.sort_values(ascending=False).index]
 
 
 def main() -> None:
@@ -224,7 +206,7 @@ def main() -> None:
     table = worst_first(table)
     if options.csv or options.read:
         table.to_csv(FILE, index=False, float_format="%.5g")
-    print("\n".join(summary(table)))
+    print(errors(table, OURS).abs().describe().loc[["mean", "50%", "max"]].round(1))
 
 
 if __name__ == "__main__":

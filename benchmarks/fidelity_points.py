@@ -7,7 +7,7 @@ Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py`
 which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
 mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); `splits.py` says
 which. `dynabench/experiment/published_points.csv` has every point with its prediction, which
-`tests/dynabench/test_published_points.py` computes again for some.
+`tests/dynabench/test_published_points.py` computes again for some; `fidelity_page.py` makes tables and pictures of it.
 """
 
 import argparse
@@ -18,8 +18,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
-from matplotlib import pyplot as plt
-from matplotlib.ticker import NullFormatter
 from recipes import pool_of, shortest_of
 from splits import is_dense, rows, split_of
 
@@ -150,26 +148,6 @@ def mape(values: pd.Series) -> str:
     return f"{values.abs().mean():6.1f} {values.abs().median():6.1f} {values.mean():+6.1f}"
 
 
-def draw(table: pd.DataFrame, out: Path) -> None:
-    """Draw predicted over measured TTFT and TPOT, with bands of 10%."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 4.6))
-    for axes, name in zip(panels, ("tpot", "ttft"), strict=True):
-        measured, predicted = table[f"silicon_{name}_ms"], table[name]
-        edges = np.array([min(measured.min(), predicted.min()) * 0.8, max(measured.max(), predicted.max()) * 1.2])
-        axes.fill_between(edges, edges * 0.9, edges * 1.1, color="0.9", label="within 10%")
-        for (gpu, precision), kind in table.groupby(["gpu", "precision"]):
-            axes.plot(kind[f"silicon_{name}_ms"], kind[name], "o", markersize=4, alpha=0.7, label=f"{gpu}, {precision}")
-        axes.set(
-            xscale="log", yscale="log", xlabel="measured (ms)", ylabel="predicted (ms)", title=f"mean {name.upper()}"
-        )
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_minor_formatter(NullFormatter())
-        axes.legend(fontsize=8)
-    figure.suptitle("Llama 3.1 70B on vLLM, 4 to 64 requests at a time, 1 to 8 GPUs", fontsize=11)
-    figure.tight_layout()
-    figure.savefig(out, dpi=110)
-
-
 def compact(table: pd.DataFrame) -> pd.DataFrame:
     """Return what the file of points says of each: where it is from, how it was run, what was measured and predicted."""
     source = table.silicon_data_source.str.replace(r".*/(aic-auto-gap-analysis/[^;]*).*", r"\1", regex=True)
@@ -204,19 +182,6 @@ def summary(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     return [*((name, rows_of) for name, rows_of in parts if len(rows_of)), ("all", done)]
 
 
-def print_worst(table: pd.DataFrame) -> None:
-    """Print the kinds of points that are predicted worst, first."""
-    done = table[table.problem == ""]
-    kinds = done.assign(worst=done[["ttft_error", "tpot_error"]].abs().max(axis=1)).groupby(KEYS)
-    for key, rows_of in sorted(kinds, key=lambda kind: -kind[1].worst.mean()):
-        point = rows_of.loc[rows_of.worst.idxmax()]
-        print(
-            f"| {' '.join(key)} | {point.isl}/{point.osl}, {point.concurrency:.0f} at a time, {gpus_of(point)} | "
-            f"{point.silicon_ttft_ms:,.0f}, {point.silicon_tpot_ms:.1f} | {point.ttft:,.0f} ({point.ttft_error:+.0f}%), "
-            f"{point.tpot:.1f} ({point.tpot_error:+.0f}%) |"
-        )
-
-
 def gpus_of(point: Any) -> str:
     """Say how many GPUs an engine has."""
     count = int(point.tp_size * point.attention_dp_size)
@@ -231,7 +196,6 @@ def main() -> None:
     parser.add_argument("--model", default="")
     parser.add_argument("--most", type=int, default=0, help="most points of a row of the table, drawn at random")
     parser.add_argument("--csv", type=Path, help="write every point with what was predicted")
-    parser.add_argument("--chart", type=Path, help="write a picture of the dense vLLM points")
     options = parser.parse_args()
     if options.csv and (options.backend or options.model or options.most):
         parser.error("--csv writes every point; leave out --backend, --model and --most")
@@ -256,9 +220,6 @@ def main() -> None:
         print(f"{label:64}{len(rows_of):4}   {mape(rows_of.tpot_error)}        {mape(rows_of.ttft_error)}")
     for problem, count in table[table.problem != ""].problem.value_counts().items():
         print(f"not predicted: {count} points: {problem}")
-    print_worst(table)
-    if options.chart:
-        draw(table[(table.backend == "vllm") & is_dense(table) & (table.problem == "")], options.chart)
 
 
 def add_errors(table: pd.DataFrame) -> None:
