@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import structs
 
 from dynabench.arm import Arm, Run
-from dynabench.experiment.model_error import Load, ModelError, Ratios, model_error
+from dynabench.experiment.model_error import ModelError, Ratios, load_of, model_error
 from dynabench.experiment.source import Source
 from dynabench.virtual.run import simulate
 from reports.capacity.answer import SURE, Sureness, likely
@@ -35,7 +35,7 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
     figures = summarize([record], list(limits), with_intervals=False).arms[arm.name]
     blocks = blocks_of(record.requests.intended_s, per_request(record.requests)["e2e_sched"])
     pool = next(pool for pool in arm.settings.deployment.pools if pool.role != "prefill")
-    error = model_error(pool.timing, _load_of(record, pool.replicas))
+    error = model_error(pool.timing, load_of(record, pool.replicas))
     found = []
     for limit in limits:
         if limit.statistic is None:
@@ -45,19 +45,6 @@ def sureness_in(record: Record, arm: Arm, limits: Sequence[Condition], attainmen
             continue
         found.append(_sureness(limit, outcome.value, limit_interval(limit, record, blocks), error))
     return found + _sure_of_requests(record, blocks, limits, attainment, error)
-
-
-def _load_of(record: Record, num_workers: int) -> Load | None:
-    """Return what each worker did on average; None if nothing was answered."""
-    requests = record.requests
-    e2e = per_request(requests)["e2e_sched"]
-    is_known = ~np.isnan(e2e)
-    if not is_known.any():
-        return None
-    came = requests.intended_s[is_known]
-    duration_s = float((came + e2e[is_known]).max() - came.min())
-    in_flight = float(e2e[is_known].sum()) / duration_s / num_workers
-    return Load(in_flight, float(requests.isl[is_known].mean()), float(requests.osl[is_known].mean()))
 
 
 def _sure_of_requests(

@@ -148,13 +148,14 @@ def validate(
         timing: Its step times, with --timing-file or --gpu.
         overhead: Delays between a client and the simulated engines.
     """
+    from dynabench.experiment.own_points import add_points
     from dynabench.fidelity.recordings import is_recording
     from dynabench.fidelity.validate import run_validation as hold
 
     console = Terminal()
     if config.real is not None and is_recording(config.real):
-        if config.fail_if:
-            raise UserError("--fail-if applies to runs; a recording has only step times")
+        if config.fail_if or config.contribute is not None:
+            raise UserError("--fail-if and --contribute apply to runs; a recording has only step times")
         with plain_errors():
             return _validate_steps(config.real, timing, None if engine is None else engine.engine_version)
     with plain_errors():
@@ -178,7 +179,13 @@ def validate(
         )
         settings = Settings(simulated, shape, load, client)
         found = hold(workload, config, experiment, settings, console, real=real)
+        if config.contribute is not None:
+            add_points(config.contribute, found.points)
     _show(found, console)
+    if config.contribute is not None:
+        count = len(found.points)
+        rows = f"{count} row{'s' * (count > 1)}" if count else "nothing, because the runs are not valid"
+        console.print(f"added to {config.contribute}: {rows}", soft_wrap=True)
     return 1 if found.failures or found.notes else 0
 
 

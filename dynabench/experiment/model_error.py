@@ -10,18 +10,23 @@ distance of the nearest. docs/fidelity.md has the share of points that lie withi
 
 import csv
 import math
+import os
 from collections.abc import Sequence
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mocker.models.catalog import find_model
+from dynabench.experiment.own_points import PRECISIONS, SPLIT, read_points
+from mocker.models.catalog import bundled_id, find_model
 from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
+from reports.figures.metrics import per_request
+from reports.record.records import Record
 
 Floats = npt.NDArray[np.float64]
 
@@ -33,8 +38,9 @@ SPREAD, SPREAD_AWAY = 0.03, 0.06
 """What two equal cases differ by, and what is added for each unit of distance of the nearest point (shares)."""
 COVERED = 0.9
 """The share of measurements that an interval is to cover."""
-TYPES = {"bf16": "bfloat16"}
-"""Types of weights that are called otherwise here."""
+TYPES = {precision: weights for weights, precision in PRECISIONS.items()}
+OWN_POINTS = "DYNABENCH_POINTS"
+"""Environment variable with files of further points, as PATH has folders."""
 FAR = 1.5
 """Points that are farther are only a hint."""
 
@@ -48,6 +54,19 @@ class Load(NamedTuple):
     """Mean length of prompts (tokens)."""
     osl: float
     """Mean length of answers (tokens)."""
+
+
+def load_of(record: Record, num_workers: int) -> Load | None:
+    """Return what each worker did on average; None if nothing was answered."""
+    requests = record.requests
+    e2e = per_request(requests)["e2e_sched"]
+    is_known = ~np.isnan(e2e)
+    if not is_known.any():
+        return None
+    came = requests.intended_s[is_known]
+    duration_s = float((came + e2e[is_known]).max() - came.min())
+    in_flight = float(e2e[is_known].sum()) / duration_s / num_workers
+    return Load(in_flight, float(requests.isl[is_known].mean()), float(requests.osl[is_known].mean()))
 
 
 class Case(NamedTuple):
@@ -114,6 +133,8 @@ class ModelError(NamedTuple):
     """The measured case that is nearest."""
     points: int
     """How many points it has."""
+    own: int
+    """How many of these are one's own."""
     distance: float
     """How far away it is."""
     differs: str
@@ -124,7 +145,11 @@ class ModelError(NamedTuple):
         return (self.ttft, "TTFT") if metric in ("ttft", "ttst") else (self.tpot, "TPOT")
 
     def __str__(self) -> str:
-        found = f"{self.points:,} published points of {self.nearest}"
+        published = self.points - self.own
+        found = f"{published:,} published point{'s' * (published != 1)} of {self.nearest}"
+        if self.own:
+            found = f"your own {self.own:,} point{'s' * (self.own != 1)} of {self.nearest}"
+            found += f" and {published:,} published" * (published > 0)
         if self.differs:
             found = f"the nearest measured case, {found} ({self.differs})"
         return f"{found}; only a hint, because that is far away" if self.distance > FAR else found
@@ -151,8 +176,8 @@ def model_error(timing: TimingConfig, load: Load | None = None) -> ModelError | 
         return None
     shape, gpu = timing.shape, find_gpu(timing.gpu).name
     num_gpus = timing.tensor_parallel_size * timing.pipeline_parallel_size
-    case = Case(timing.host_times, timing.model, gpu, shape.weights, num_gpus, load)
-    return published_points().error_of(case, shape)
+    case = Case(timing.host_times, _name(timing.model), gpu, shape.weights, num_gpus, load)
+    return known_points().error_of(case, shape)
 
 
 class Points:
@@ -161,7 +186,7 @@ class Points:
     def __init__(self, rows: Sequence[dict[str, str]]) -> None:
         """Take rows of published_points.csv; those without a prediction do not count."""
         known = [row for row in rows if not row["problem"]]
-        self._shapes = {name: find_model(name) for name in dict.fromkeys(row["model_path"] for row in known)}
+        self._shapes = {_name(name): find_model(name) for name in dict.fromkeys(row["model_path"] for row in known)}
         self._kinds = {model: kind_of(shape) for model, shape in self._shapes.items()}
         self.cases = [self._case(row) for row in known]
         self.logs = {
@@ -169,6 +194,7 @@ class Points:
             for metric in ("ttft", "tpot")
         }
         """Of each point, by metric: the logarithm of measured / simulated."""
+        self._is_own = np.array([row["split"] == SPLIT for row in known])
         self._models = np.array([case.model for case in self.cases])
         self._engines = np.array([case.engine for case in self.cases])
         self._gpus = np.array([case.gpu for case in self.cases])
@@ -177,7 +203,7 @@ class Points:
         self._loads = np.log2([case.load or (1, 1, 1) for case in self.cases])
 
     def _case(self, row: dict[str, str]) -> Case:
-        model, weights = row["model_path"], row["precision"]
+        model, weights = _name(row["model_path"]), row["precision"]
         return Case(
             row["backend"],
             model,
@@ -204,12 +230,13 @@ class Points:
         spread = SPREAD + SPREAD_AWAY * nearest
         tpot, ttft = (Ratios(self.logs[metric][places][counted], weights, spread) for metric in ("tpot", "ttft"))
         best = self.cases[places[distances.argmin()]]
-        alike = sum(one[:4] == best[:4] for one in self.cases)
+        alike = np.array([one[:4] == best[:4] for one in self.cases])
         return ModelError(
             tpot,
             ttft,
             best._replace(load=None),
-            alike,
+            int(alike.sum()),
+            int((alike & self._is_own).sum()),
             nearest,
             _differences(best, self._shapes[best.model], case, shape),
         )
@@ -236,15 +263,34 @@ class Points:
         )
 
 
+def _name(model: str) -> str:
+    """Return what models of one shape are called alike; a path as it is."""
+    return bundled_id(model) or model
+
+
 def _octaves(one: float, other: float) -> float:
     return abs(math.log2(max(one, 1.0) / max(other, 1.0)))
 
 
-@cache
+def known_points() -> Points:
+    """Return the points that come with dynabench, and those of the files that DYNABENCH_POINTS names.
+
+    Raises:
+        UserError: a file cannot be read, or has something else than points.
+    """
+    return _points(os.environ.get(OWN_POINTS, ""))
+
+
 def published_points() -> Points:
     """Return the points that come with dynabench."""
+    return _points("")
+
+
+@cache
+def _points(paths: str) -> Points:
     text = files(__package__).joinpath("published_points.csv").read_text(encoding="utf-8")
-    return Points(list(csv.DictReader(text.splitlines())))
+    own = [row for path in paths.split(os.pathsep) if path for row in read_points(Path(path))]
+    return Points([*csv.DictReader(text.splitlines()), *own])
 
 
 def kind_of(shape: ModelShape) -> str:

@@ -73,6 +73,10 @@ class ValidateConfig:
     """Exit with 1 if a figure is off by more than this, such as 'ttft.p90 > 5%' or 'tpot > 3%' (every statistic), and by
     more than real runs differ among themselves; may be repeated."""
 
+    contribute: Path | None = None
+    """Add a row with the measured and simulated means of each router mode to this CSV file, for others and for
+    DYNABENCH_POINTS: numbers and names of bundled engines, models and GPUs, and nothing else. Needs --model and --gpu."""
+
     def __post_init__(self) -> None:
         """Refuse invalid thresholds."""
         for text in self.fail_if:

@@ -16,9 +16,11 @@ from dynabench.arm import Arm, Run, Settings, runs_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.arms import ENDPOINT
 from dynabench.experiment.manifest import manifest_of
+from dynabench.experiment.own_points import Row
 from dynabench.experiment.run import results_folder
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import source_of
+from dynabench.fidelity.contribution import check_contributable, contributed
 from dynabench.fidelity.fitting import OUTLIER, predicted
 from dynabench.fidelity.past_runs import read_requests
 from dynabench.fidelity.settings import ValidateConfig
@@ -53,6 +55,8 @@ class Validation:
     fidelity: Fidelity
     notes: list[str]
     """What makes the runs questionable."""
+    points: list[Row]
+    """Rows to contribute, if that was asked for."""
 
     @property
     def failures(self) -> list[str]:
@@ -82,6 +86,8 @@ def run_validation(
     Raises:
         UserError: neither a past run nor a live engine is given, or the past run cannot be read.
     """
+    if config.contribute is not None:
+        check_contributable(settings, config.contribute)
     out = results_folder(experiment, "validate")
     logs: dict[str, list[EngineStepLog]] = {}
     if config.real is None:
@@ -105,7 +111,9 @@ def run_validation(
     named = files or (() if config.real is None else (config.real,))
     manifest = manifest_of("virtual", named, workload, experiment, settings, arms, every)
     manifest |= {"title": f"{workload.name}: simulated against real", "fidelity": msgspec.to_builtins(found)}
-    return Validation(out, found, headline.notes(folder.write(out, manifest, every)))
+    notes = headline.notes(folder.write(out, manifest, every))
+    wanted = config.contribute is not None and not notes
+    return Validation(out, found, notes, contributed(settings, compared, found.arms) if wanted else [])
 
 
 def _simulated(

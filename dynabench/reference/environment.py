@@ -10,6 +10,7 @@ OTHERS = {
     "DYNABENCH_ADMIN_TOKEN": "`dynabench vllm`: token that callers of `--admin-port` must send, if there is no `--admin-token`.",
     "DYNABENCH_COMPILE": "`1` while the package is installed: compile its cores. This needs a C compiler.",
     "DYNABENCH_KV_SECRET": "`dynabench vllm`: what stand-ins that hand KV to each other across hosts all know, at least 16 bytes.",
+    "DYNABENCH_POINTS": "Files of measured points, as `dynabench validate --contribute` writes them (separated by `:`): the model error of a run counts them beside the published ones.",
     "HF_HOME": "Where models from Hugging Face are kept (default: in your home folder).",
     "HF_HUB_DISABLE_PROGRESS_BARS": "`0` shows the progress of downloads from Hugging Face (default: `1`).",
     "HF_TOKEN": "Token for private models on Hugging Face.",

@@ -45,6 +45,11 @@ def hub_id(name: str) -> str:
     return _only_longer(_plain(name), ids) or (longer if longer and _plain(longer) == _plain(name) else name)
 
 
+def bundled_id(name: str) -> str | None:
+    """Return the Hugging Face id of the bundled model that has a model's shape; None if there is none, or the name is a path."""
+    return None if Path(name).exists() else _key(name)
+
+
 def _changed_ns(path: Path) -> int:
     return path.stat().st_mtime_ns if path.is_file() else 0
 
@@ -71,9 +76,7 @@ def _object(path: Path) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _bundled(name: str) -> ModelShape:
-    known = model_configs()
-    plain = {_plain(key): key for key in sorted(known, reverse=True)}
-    key = name if name in known else plain.get(_plain(name)) or _only_longer(_plain(name), plain)
+    known, key = model_configs(), _key(name)
     if key is None:
         raise ValueError(
             f"model {name!r} is neither bundled nor a folder or file with a config.json{_like(name, known)}; "
@@ -82,6 +85,13 @@ def _bundled(name: str) -> ModelShape:
     found = shape_of(known[key])
     weights = next((weights for end, weights in WEIGHTS.items() if name.lower().endswith(end)), None)
     return found if weights is None or found.weights != "bfloat16" else found.quantised(weights)
+
+
+def _key(name: str) -> str | None:
+    """Return the bundled model that a name stands for."""
+    known = model_configs()
+    plain = {_plain(key): key for key in sorted(known, reverse=True)}
+    return name if name in known else plain.get(_plain(name)) or _only_longer(_plain(name), plain)
 
 
 def _only_longer(name: str, plain: Mapping[str, str]) -> str | None:
