@@ -20,6 +20,7 @@ from dynabench.capacity.loads import choose, search_at
 from dynabench.capacity.points import Points
 from dynabench.capacity.search import Question, Search
 from dynabench.capacity.settings import PlanConfig
+from dynabench.capacity.sureness import at_cliff
 from dynabench.capacity.unsearched import unsearched
 from dynabench.deployment.engines import beyond_context
 from dynabench.deployment.file import as_changed
@@ -182,7 +183,9 @@ class _Planner:
         self._points.ask([self._arm(*one) for one in modes])
         self._modes, self._caching = self._alternatives(modes), self._alternatives(caching)
         self._held = self._held_by(best)
-        self._sureness = self._sure(best)
+        self._sureness = at_cliff(
+            self._sure(best), self._held, self._found.arm(best, self._found.load).settings.deployment
+        )
         if capacity.doubt(self._sureness, self._held) and all(sure.has_interval for sure in self._sureness):
             self._safer = self._told_safer(best)
 

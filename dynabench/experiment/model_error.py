@@ -27,11 +27,14 @@ from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
 from reports.figures.metrics import per_request
 from reports.record.records import Record
+from serving.role import Role
 
 Floats = npt.NDArray[np.float64]
 
 REACH = 0.5
 """Farther by this, a point counts less by a factor of e."""
+REACH_AWAY = 0.25
+"""The reach is at least this share of the distance of the nearest point: where none is near, none is singled out."""
 LEAST = 1e-3
 """Points whose weight is a smaller share of the nearest one's do not count."""
 SPREAD, SPREAD_AWAY = 0.03, 0.06
@@ -56,16 +59,18 @@ class Load(NamedTuple):
     """Mean length of answers (tokens)."""
 
 
-def load_of(record: Record, num_workers: int) -> Load | None:
-    """Return what each worker did on average; None if nothing was answered."""
+def load_of(record: Record, num_workers: int, role: Role = "aggregated") -> Load | None:
+    """Return what each worker of a role did on average; None if nothing was answered."""
     requests = record.requests
-    e2e = per_request(requests)["e2e_sched"]
+    latencies = per_request(requests)
+    e2e, ttft = latencies["e2e_sched"], latencies["ttft_sched"]
     is_known = ~np.isnan(e2e)
     if not is_known.any():
         return None
     came = requests.intended_s[is_known]
     duration_s = float((came + e2e[is_known]).max() - came.min())
-    in_flight = float(e2e[is_known].sum()) / duration_s / num_workers
+    theirs = {"aggregated": e2e, "prefill": ttft, "decode": e2e - ttft}[role]
+    in_flight = float(theirs[is_known].sum()) / duration_s / num_workers
     return Load(in_flight, float(requests.isl[is_known].mean()), float(requests.osl[is_known].mean()))
 
 
@@ -96,21 +101,24 @@ class Ratios(NamedTuple):
     spread: float
     """Standard deviation around each."""
 
-    def below(self, ratio: float, spread: float = 0.0) -> float:
-        """Return the chance that a real time is at most so many times the simulated one.
+    def blurred(self, spread: float) -> "Ratios":
+        """Return the same for a simulated time that is itself only known with a spread.
 
         Args:
-            ratio: how many times.
-            spread: standard deviation of the logarithm of the simulated time itself.
+            spread: standard deviation of its logarithm.
         """
-        return float(self._below(np.array([math.log(ratio)]), math.hypot(self.spread, spread))[0])
+        return self._replace(spread=math.hypot(self.spread, spread))
+
+    def below(self, ratio: float) -> float:
+        """Return the chance that a real time is at most so many times the simulated one."""
+        return float(self._below(np.array([math.log(ratio)]))[0])
 
     @property
     def interval(self) -> tuple[float, float]:
         """The ratios between which 90% lie."""
         margin = 4 * self.spread
         logs = np.linspace(self.logs.min() - margin, self.logs.max() + margin, 500)
-        low, high = np.interp([(1 - COVERED) / 2, (1 + COVERED) / 2], self._below(logs, self.spread), logs)
+        low, high = np.interp([(1 - COVERED) / 2, (1 + COVERED) / 2], self._below(logs), logs)
         return math.exp(low), math.exp(high)
 
     @property
@@ -118,10 +126,15 @@ class Ratios(NamedTuple):
         """Mean absolute error of the simulated times, as a share of the real ones."""
         return float((self.weights * np.abs(np.exp(-self.logs) - 1)).sum())
 
-    def _below(self, logs: Floats, spread: float) -> Floats:
-        deviations = (logs[:, None] - self.logs) / spread
+    def _below(self, logs: Floats) -> Floats:
+        deviations = (logs[:, None] - self.logs) / self.spread
         found: Floats = (1 + np.tanh(math.pi / math.sqrt(12) * deviations)) / 2 @ self.weights
         return found
+
+
+def has_errors_of_ttft(metric: str) -> bool:
+    """Return whether a metric is as far off as TTFT is; the others are as far off as TPOT."""
+    return metric.startswith(("ttft", "ttst"))
 
 
 class ModelError(NamedTuple):
@@ -142,7 +155,7 @@ class ModelError(NamedTuple):
 
     def of(self, metric: str) -> tuple[Ratios, str]:
         """Return what is known of a metric, and whose error that is: TTFT's or TPOT's."""
-        return (self.ttft, "TTFT") if metric in ("ttft", "ttst") else (self.tpot, "TPOT")
+        return (self.ttft, "TTFT") if has_errors_of_ttft(metric) else (self.tpot, "TPOT")
 
     def __str__(self) -> str:
         published = self.points - self.own
@@ -224,7 +237,7 @@ class Points:
         places = np.arange(len(self.cases)) if among is None else np.flatnonzero(among)
         distances = self._distances(case, shape)[places]
         nearest = float(distances.min())
-        weights = np.exp((nearest - distances) / REACH)
+        weights = np.exp((nearest - distances) / max(REACH, REACH_AWAY * nearest))
         counted = weights > LEAST
         weights = weights[counted] / weights[counted].sum()
         spread = SPREAD + SPREAD_AWAY * nearest

@@ -92,8 +92,9 @@ class Sureness(msgspec.Struct, frozen=True):
     """The measurements behind that error."""
     text: str = ""
     real_low: float | None = None
-    """Between this and `real_high`, 9 of 10 real values are, as far as measurements say; None if unknown."""
+    """Between this and `real_high`, 9 of 10 real values of such samples are, as measurements say; None if unknown."""
     real_high: float | None = None
+    """Infinite if more than 1 in 20 real engines would not keep up with the load; JSON has null for it, too."""
     chance: float | None = None
     """The chance that the limit holds for the real engine and other such samples; None if unknown."""
 

@@ -1,13 +1,14 @@
 """How sure a plan's answer is: what is said of the sample and of the model, from a simulation."""
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dynabench.arm import Arm, Run, Settings
-from dynabench.capacity.sureness import sureness_in, sureness_of
+from dynabench.capacity.sureness import at_cliff, sureness_in, sureness_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.points import point_of
 from dynabench.experiment.settings import ExperimentConfig
@@ -18,6 +19,7 @@ from mocker.timing.config import TimingConfig
 from reports.capacity.answer import SURE, Held, Sureness, doubt, likely
 from reports.figures.conditions import read_condition
 from reports.figures.metrics import goodput, per_request
+from reports.figures.outcomes import Outcome
 from reports.figures.slo import good_requests
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -41,7 +43,7 @@ def test_the_error_of_means_is_not_taken_for_one_of_percentiles_and_itl_has_an_i
     of_itl, of_mean, of_max = (
         sure.text for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.99)
     )
-    assert "; for a real engine, the chance of that is " in of_itl
+    assert "; for a real engine, the chance that it holds is " in of_itl
     assert ": 9 of 10 real mean TPOTs are " in of_itl
     assert ", and a p99 was not measured; the sample's 95% interval, " in of_itl
     assert "was not measured" not in of_mean
@@ -117,6 +119,75 @@ def test_failed_requests_are_infinite_in_the_interval_too():
     assert "to infinite, because requests failed, includes the limit" in sure.text
 
 
+def test_a_chance_has_the_error_of_the_sample_and_without_an_interval_there_is_none():
+    arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
+    tail, most = sureness_of(
+        arm,
+        source_of((), ExperimentConfig()),
+        0,
+        [read_condition("itl.p99 <= 9s"), read_condition("itl.max <= 9s")],
+        0.9,
+    )
+    low, high = map(float, re.findall(r"TPOTs are ([\d.]+) to ([\d.]+) times", tail.text)[0])
+    assert tail.real_high / tail.real_low > high / low
+    assert (most.chance, most.real_low, most.real_high) == (None, None, None)
+    assert "TPOTs are" in most.text and "the chance" not in most.text
+
+
+def test_prefill_workers_decide_the_error_of_ttft_and_decode_workers_that_of_tpot():
+    timing = {gpu: TimingConfig(model="Qwen/Qwen3-8B", gpu=gpu) for gpu in ("h100", "b200")}
+    limits = [read_condition("ttft.mean <= 9s"), read_condition("tpot.mean <= 9s")]
+
+    def errors(prefill, decode):
+        pools = (
+            Pool(name="prefill", role="prefill", timing=timing[prefill]),
+            Pool(name="decode", role="decode", timing=timing[decode]),
+        )
+        arm = Arm("a", replace(SETTINGS, deployment=Deployment(pools=pools)), {"router_mode": "round-robin"})
+        return [sure.of for sure in sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.9)]
+
+    [ttft, tpot] = errors("h100", "b200")
+    assert "h100" in ttft and "b200" in tpot
+    [ttft, tpot] = errors("b200", "h100")
+    assert "b200" in ttft and "h100" in tpot
+
+
+def test_two_limits_of_each_request_are_at_most_as_likely_as_one():
+    arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
+
+    def chance(*limits):
+        [found] = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition(one) for one in limits], 0.9)
+        return found.chance
+
+    record = simulate(Run(arm, seed=0), source_of((), ExperimentConfig())(SETTINGS.shape))
+    known = per_request(record.requests)
+    ttft, tpot = (
+        f"{metric} <= {np.quantile(known[name], 0.97) * 1100:.3f}ms"
+        for metric, name in (("ttft", "ttft_sched"), ("tpot", "tpot"))
+    )
+    assert 0 < chance(ttft, tpot) <= min(chance(ttft), chance(tpot))
+    assert chance("ttft <= 900s", tpot) == pytest.approx(chance(tpot), abs=0.02), "the other has all the room"
+
+
+def test_where_a_little_more_load_is_too_much_a_little_slower_an_engine_is_too_slow():
+    arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
+    limits = [read_condition("ttft.mean <= 900s"), read_condition("tpot.mean <= 9s")]
+    ttft, tpot = sureness_of(arm, source_of((), ExperimentConfig()), 0, limits, 0.9)
+    assert ttft.chance > SURE
+
+    def at(times):
+        held = Held(times, times * 1.01, [Outcome("steady queue", "missed", reason="it grew")])
+        return at_cliff([ttft, tpot], held, SETTINGS.deployment)
+
+    assert at_cliff([ttft, tpot], Held(30.0), SETTINGS.deployment) == [ttft, tpot]
+    near, same = at(1.02)
+    assert same == tpot, "later tokens do not wait"
+    assert near.is_within_error and 0.2 < near.chance < SURE
+    assert near.real_high == math.inf
+    assert "an engine that is 2% slower does not keep up with this load" in near.text
+    assert at(1.0)[0].chance < near.chance < at(1.1)[0].chance
+
+
 def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
     arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
 
@@ -163,7 +234,7 @@ def test_requests_that_are_within_their_limits_by_less_than_the_models_error_are
     near, far = (sure(f"ttft <= {median * times * 1000:.3f}ms") for times in (1.05, 9))
     assert (near.is_within_error, far.is_within_error) == (True, False)
     assert near.chance < SURE < far.chance
-    assert "; it holds if all times are up to 1.06 times as long; for a real engine, " in near.text
+    assert "; it holds with TTFTs up to 1.05 times as long; for a real engine, " in near.text
     assert f"for a real engine, the chance of {near.limit} is " in doubt([near])
 
 

@@ -71,7 +71,7 @@ def test_a_load_like_that_of_measurements_is_nearer():
 def test_chances_are_those_of_the_points():
     ratios = Ratios(np.log([0.9, 1.0, 1.2, 2.0]), np.array([0.1, 0.4, 0.4, 0.1]), 0.001)
     assert [round(ratios.below(limit), 3) for limit in (0.8, 0.95, 1.1, 1.5, 3.0)] == [0.0, 0.1, 0.5, 0.9, 1.0]
-    assert ratios.below(1.0, spread=0.5) == pytest.approx(0.5, abs=0.15)
+    assert ratios.blurred(0.5).below(1.0) == pytest.approx(0.5, abs=0.15)
     low, high = ratios.interval
     assert low == pytest.approx(0.9, rel=0.01)
     assert high == pytest.approx(2.0, rel=0.01)
