@@ -23,13 +23,13 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from dynabench.fidelity.sglang.real import EOS, RealScheduler, environment, sglang
+from dynabench.fidelity.sglang.real import EOS, RealScheduler, environment, prepare_to_fork, sglang
 from dynabench.installed.vllm_program import serve
 
 NUM_TOKENS = 1 << 31
 """SGLang hashes tokens as 32-bit numbers."""
-STOP = "."
-"""At the end of each request's name: SGLang aborts all requests whose names begin so."""
+DIGITS = 12
+"""Of each request's name, so that none begins as another does, and ties that SGLang breaks by names are broken by numbers."""
 
 
 class Tokens:
@@ -104,7 +104,7 @@ class Engine(RealScheduler):
         own = self._tokens.own(num_prompt - len(prompt) + max_tokens + 1)
         num_own = num_prompt - len(prompt)
         prompt += range(own, own + num_own)
-        id = f"{number}{STOP}"
+        id = f"{number:0{DIGITS}}"
         self._answers[id] = own + num_own, stop_after
         action = {"id": id, "prompt": prompt, "max_new_tokens": max_tokens, "ignore_eos": ignores_eos}
         if self.scheduler.enable_priority_scheduling:
@@ -113,7 +113,7 @@ class Engine(RealScheduler):
 
     def ask_abort(self, number: int) -> int:
         """Abort a request: at once if it waits, else it ends when its next token is known."""
-        id = f"{number}{STOP}"
+        id = f"{number:0{DIGITS}}"
         self.abort(id)
         if id in self.aborted:
             self.aborted.remove(id)
@@ -137,7 +137,7 @@ class Engine(RealScheduler):
             if not (self._flights or self.requeued):
                 real.on_idle()
         ended = self._take_aborted()
-        preempted = [number_of(request.rid) for request in self.requeued if not request.finished()]
+        preempted = [int(request.rid) for request in self.requeued if not request.finished()]
         self._computing -= {request.rid for request in self.requeued}
         tokens, started = self._described(batch)
         if batch is not None:
@@ -162,8 +162,8 @@ class Engine(RealScheduler):
         sends = real.kv_events_publisher.was_asked
         self._rest()
         events = self._events() if sends or not self._answers else []
-        tokens = [(number_of(request.rid), 1) for request in spoken]
-        return [tokens, [number_of(id) for id in finished], events, self._num_free()]
+        tokens = [(int(request.rid), 1) for request in spoken]
+        return [tokens, [int(id) for id in finished], events, self._num_free()]
 
     def ask_reset(self, _: None) -> bool:
         """Forget all cached blocks, unless any is in use."""
@@ -199,10 +199,10 @@ class Engine(RealScheduler):
         if batch is None:
             return [], []
         if not batch.forward_mode.is_extend():
-            return [(number_of(request.rid), 1, False) for request in batch.reqs], []
+            return [(int(request.rid), 1, False) for request in batch.reqs], []
         tokens, started, chunked = [], [], self.scheduler.chunked_req
         for request, before, count in zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True):
-            number = number_of(request.rid)
+            number = int(request.rid)
             tokens.append((number, int(count), request is chunked))
             if request.rid not in self._computing:
                 self._computing.add(request.rid)
@@ -215,10 +215,10 @@ class Engine(RealScheduler):
         for id in aborted:
             if id not in self._aborting:
                 raise ValueError(
-                    f"SGLang gives up request {id.rstrip(STOP)}: it refused it, or has no room for its next token"
+                    f"SGLang gives up request {int(id)}: it refused it, or has no room for its next token"
                 )
             self._forget(id)
-        return [number_of(id) for id in aborted]
+        return [int(id) for id in aborted]
 
     def _forget(self, id: str) -> None:
         del self._answers[id]
@@ -253,16 +253,12 @@ class Engine(RealScheduler):
             self._blocks[each] = None if place is None else (place[0], place[1] // page)
 
 
-def number_of(id: str) -> int:
-    """Return the number of a request."""
-    return int(id.removesuffix(STOP))
-
-
 class Schedulers:
     """The processes of all engines."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("fork")
+        self._is_prepared = False
         self._engines: list[tuple[Any, Connection]] = []
 
     def __call__(self, name: str, engine: int, argument: Any) -> Any:
@@ -276,6 +272,9 @@ class Schedulers:
         return self._asked(self._engines[engine][1], (name, argument))
 
     def _new(self, given: dict[str, Any]) -> int:
+        if not self._is_prepared:
+            prepare_to_fork()
+            self._is_prepared = True
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=run_engine, args=(given, theirs, ours.close), daemon=True)
         process.start()

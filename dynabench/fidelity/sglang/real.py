@@ -5,6 +5,8 @@ Its loops (`event_loop_normal`, `event_loop_overlap`) are repeated here, because
 """
 
 import contextlib
+import gc
+import importlib
 import json
 import logging
 import os
@@ -103,6 +105,17 @@ def sglang() -> Any:
             f"pip install --no-deps sglang=={VERSION}"
         )
     return package
+
+
+def prepare_to_fork() -> None:
+    """Import SGLang with all that its first scheduler would import, so that forks of this process have it.
+
+    Raises:
+        RecordingError: see `sglang`.
+    """
+    sglang()
+    importlib.import_module("sglang.srt.models.registry")
+    gc.freeze()  # a scheduler collects garbage, among all objects of these modules
 
 
 class RealScheduler:
