@@ -39,6 +39,8 @@ class SchedulerProcess:
         Raises:
             UserError: the Python cannot be run, or it does not have that engine.
         """
+        if engine not in TITLES:
+            raise UserError(f"no installed scheduler of engine_type {engine} can be run yet; expected {' or '.join(TITLES)}")
         self.python = python
         self.engine = engine
         program = Path(__file__).with_name(f"{engine}_program.py")
