@@ -40,7 +40,9 @@ class SchedulerProcess:
             UserError: the Python cannot be run, or it does not have that engine.
         """
         if engine not in TITLES:
-            raise UserError(f"no installed scheduler of engine_type {engine} can be run yet; expected {' or '.join(TITLES)}")
+            raise UserError(
+                f"no installed scheduler of engine_type {engine} can be run yet; expected {' or '.join(TITLES)}"
+            )
         self.python = python
         self.engine = engine
         program = Path(__file__).with_name(f"{engine}_program.py")
@@ -70,6 +72,11 @@ class SchedulerProcess:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
 
     def ask(self, kind: type[T], name: str, engine: int = 0, argument: Any = None) -> T:
         """Ask for something and return the answer.

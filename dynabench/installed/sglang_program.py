@@ -53,7 +53,9 @@ class Tokens:
     def _new(self, name: int | None, count: int) -> int:
         start = self._starts[-1]
         if start + count > NUM_TOKENS:
-            raise ValueError(f"the requests have more than {NUM_TOKENS:,} different tokens, which SGLang cannot tell apart")
+            raise ValueError(
+                f"the requests have more than {NUM_TOKENS:,} different tokens, which SGLang cannot tell apart"
+            )
         self._starts.append(start + count)
         self._names.append(name)
         return start
@@ -85,7 +87,9 @@ class Engine(RealScheduler):
             if given[name] != value:
                 raise ValueError(f"{name} is {given[name]}, of which SGLang makes {value}")
         self._tokens = Tokens()
-        self._answers: dict[str, tuple[int, int | None]] = {}  # by request: the first token, and where it ends by a stop
+        self._answers: dict[
+            str, tuple[int, int | None]
+        ] = {}  # by request: the first token, and where it ends by a stop
         self._flights: deque[bool] = deque()  # batches; False: nobody is in it, and somebody was preempted
         self._computing: set[str] = set()
         self._aborting: set[str] = set()
@@ -127,7 +131,7 @@ class Engine(RealScheduler):
         """Close a batch. A turn of its loop that only counts down to the next prompts is followed by another."""
         real = self.scheduler
         while True:
-            was_deferring = real._prefill_decode_interval_remaining > 0
+            was_deferring = real._prefill_decode_interval_remaining > 0  # noqa: SLF001 (it reports it nowhere)
             batch = self.schedule()
             if batch is not None or self._flights or self.requeued or not was_deferring:
                 break
@@ -214,9 +218,7 @@ class Engine(RealScheduler):
         aborted, self.aborted[:] = list(self.aborted), []
         for id in aborted:
             if id not in self._aborting:
-                raise ValueError(
-                    f"SGLang gives up request {int(id)}: it refused it, or has no room for its next token"
-                )
+                raise ValueError(f"SGLang gives up request {int(id)}: it refused it, or has no room for its next token")
             self._forget(id)
         return [int(id) for id in aborted]
 
@@ -237,7 +239,9 @@ class Engine(RealScheduler):
             return []
         found = []
         for event in happened:
-            kind = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}[type(event).__name__]
+            kind = {"BlockStored": "stored", "BlockRemoved": "removed", "AllBlocksCleared": "cleared"}[
+                type(event).__name__
+            ]
             if kind == "stored":
                 self._note(event)
             blocks = [block for each in getattr(event, "block_hashes", ()) if (block := self._blocks[each]) is not None]

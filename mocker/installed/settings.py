@@ -89,7 +89,9 @@ def why_not_installed(
             parts["scheduler_recv_interval above 1"] = config.scheduler_recv_interval > 1
             parts["max_queued_requests"] = config.max_queued_requests is not None
         case _:
-            return "engine_core applies to engine_type vllm and sglang; the schedulers of other engines cannot be run yet"
+            return (
+                "engine_core applies to engine_type vllm and sglang; the schedulers of other engines cannot be run yet"
+            )
     return next(
         (f"{part} cannot be simulated with an installed scheduler yet" for part, is_on in parts.items() if is_on), None
     )

@@ -139,9 +139,7 @@ def rows_with_aborts(config, seed, installed=None):
     """Run requests, some of which are aborted while they wait, while they are computed or while they decode."""
     rng, now = random.Random(seed), 0.0
     log = StepLog(lambda: now)
-    engine = new_engine(
-        config, Constant(0.003, 0.001), num_blocks=100, installed=installed, steps=log, kv_events=False
-    )
+    engine = new_engine(config, Constant(0.003, 0.001), num_blocks=100, installed=installed, steps=log, kv_events=False)
     sequences, ended = [], []
     for number in range(40):
         chain = BlockChain([rng.randrange(4)], 1, blocks_per_id=1)

@@ -9,11 +9,12 @@ from dynabench.fidelity.audit.run import audit
 from dynabench.fidelity.audit.scenarios import sglang_scenario
 from dynabench.installed.process import scheduler_process
 from mocker import SglangConfig
+from tests.installed.test_audit import contended
 from tests.installed.test_sglang_audit import TIGHT, rows_with_aborts, settings
 from tests.support.workloads import conversations
 
 pytestmark = pytest.mark.timeout(600)
-NUM_SCENARIOS = 8
+NUM_SCENARIOS = 6
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def test_a_trace_is_identical_with_routers_that_look_at_caches(process):
     assert [cost.left for cost in found.costs] == [cost.right for cost in found.costs]
 
 
-@pytest.mark.parametrize("changes", [{}, {"disable_overlap_schedule": True, "chunked_prefill_size": 16}])
+@pytest.mark.parametrize("changes", [{}, {"enable_mixed_chunk": True, "chunked_prefill_size": 16}])
 def test_aborted_requests_end_in_the_same_steps(process, changes):
     config = replace(TIGHT, max_total_tokens=400, **changes)
     ours, theirs = (rows_with_aborts(config, 1, each) for each in (None, process.new_scheduler))
@@ -53,8 +54,9 @@ def test_a_setting_that_is_changed_is_found_and_named(process):
 
         @staticmethod
         def new_scheduler(given):
-            return process.new_scheduler(given | {"overlap": False})
+            return process.new_scheduler(given | {"enable_mixed_chunk": True})
 
-    found = audit(*sglang_scenario(0), Wrong())
+    found = audit(settings(), contended(20), Wrong())
     assert found.difference is not None
-    assert "disable_overlap_schedule" in [one.rule for one in found.explanations if one.difference is None]
+    assert found.explanations[0].rule == "enable_mixed_chunk"
+    assert found.explanations[0].difference is None
