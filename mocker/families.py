@@ -6,15 +6,17 @@ from mocker.contract import AdapterMemory, EngineSettings
 from mocker.core import NewCore, NewCoreOfRanks
 from mocker.counted_engine import CountedEngine
 from mocker.engine import Engine
-from mocker.installed.core import InstalledCore
 from mocker.installed.engine import InstalledEngine
 from mocker.installed.scheduler import NewScheduler
-from mocker.installed.settings import installed_settings, why_not_installed
+from mocker.installed.settings import sglang_settings, vllm_settings, why_not_installed
+from mocker.installed.sglang_core import InstalledSglangCore
+from mocker.installed.vllm_core import InstalledVllmCore
 from mocker.models.kv_groups import KvLayout
 from mocker.pipelined_engine import PipelinedEngine
 from mocker.sglang.apart import new_sglang_core
 from mocker.sglang.config import SglangConfig
 from mocker.sglang.ranks import SglangRanks
+from mocker.sglang.watched import WatchedSglangCore
 from mocker.speculation.random_drafter import RandomDrafter
 from mocker.step_log import StepLog
 from mocker.tiers.config import HostMemory
@@ -82,7 +84,7 @@ def new_engine(
         stage_shares: vLLM: which share of a batch's time each stage of the model takes, if it is cut into stages.
         encoding_s: vLLM: how long the encoder takes for a token of an image (s), if the model has one.
         installed: makes the scheduler that decides in place of ours, if one does.
-        steps: vLLM: logs what is decided.
+        steps: vLLM and SGLang: logs what is decided.
 
     Raises:
         ValueError: an installed scheduler cannot be used with these settings.
@@ -97,6 +99,10 @@ def new_engine(
         )
         if why is not None:
             raise ValueError(why)
+        if isinstance(config, SglangConfig):
+            scheduler = installed(sglang_settings(config, num_blocks, kv_events=kv_events))
+            judge = InstalledSglangCore(config, num_blocks, scheduler, steps=steps)
+            return InstalledEngine(config, judge, timing, kv_events=kv_events)
         assert isinstance(config, EngineConfig)
         return _installed_engine(
             config, timing, installed, num_blocks, adapters, acceptance, seed, steps, kv_events=kv_events
@@ -142,8 +148,11 @@ def new_engine(
     if num_ranks > 1:
         new_core = CORES_OF_RANKS[type(config)]
         core = new_core(config, num_blocks, host, layout, num_ranks=num_ranks, kv_events=kv_events)
+    elif steps is not None and isinstance(config, SglangConfig):
+        core = logged = WatchedSglangCore(config, num_blocks, host, layout, kv_events=kv_events)
+        logged.steps = steps
     elif steps is not None:
-        assert isinstance(config, EngineConfig), "only the steps of vLLM's family are logged"
+        assert isinstance(config, EngineConfig), "only the steps of vLLM's family and of SGLang's are logged"
         core = watched = WatchedVllmCore(config, num_blocks, host, layout, kv_events=kv_events)
         watched.steps = steps
     else:
@@ -165,9 +174,9 @@ def _installed_engine(
     *,
     kv_events: bool,
 ) -> Engine:
-    scheduler = installed(installed_settings(config, num_blocks, kv_events=kv_events))
+    scheduler = installed(vllm_settings(config, num_blocks, kv_events=kv_events))
     drafter = RandomDrafter(acceptance, seed) if acceptance else None
-    core = InstalledCore(config, num_blocks, scheduler, drafter=drafter, steps=steps)
+    core = InstalledVllmCore(config, num_blocks, scheduler, drafter=drafter, steps=steps)
     if drafter is None:
         return InstalledEngine(config, core, timing, adapters=adapters, kv_events=kv_events)
     return CountedEngine(config, core, timing, adapters=adapters, kv_events=kv_events, drafter=drafter)

@@ -34,7 +34,7 @@ def audit(
     load: Load = LoadConfig(),  # noqa: B008
     flags: Annotated[AuditFlags, FLAT] = AuditFlags(),  # noqa: B008
 ) -> int:
-    """Hold our scheduler against that of an installed vLLM: same workload, same settings, step by step.
+    """Hold our scheduler against that of an installed vLLM, or SGLang: same workload, same settings, step by step.
 
     Prints "identical", or the first step in which they differ, the rule of ours that explains it, and what the difference
     costs. No GPU is needed.
@@ -64,11 +64,12 @@ def audit(
         )
         requests = source_of(workload, experiment)(shape)
         settings = Settings(deployed, shape, load)
-        with scheduler_process(config.engine_python) as first:
+        kind = deployed.engine_type
+        with scheduler_process(config.engine_python, kind) as first:
             if config.against is None:
                 found = audited(settings, requests, first, seed=config.seed)
             else:
-                with scheduler_process(config.against) as second:
+                with scheduler_process(config.against, kind) as second:
                     found = audit_versions(settings, requests, first, second, seed=config.seed)
     if output.json:
         output.document(None, as_json(found))

@@ -269,7 +269,7 @@ def verify(
     /,
     *,
     engine_version: EngineVersion | None = None,
-    engine_core: Literal["vllm"] | None = None,
+    engine_core: Literal["vllm", "sglang"] | None = None,
     engine_python: str | None = None,
     scenarios: Annotated[int, Parameter(validator=Number(gte=1))] = ENOUGH,
     json_output: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -297,11 +297,11 @@ def verify(
             raise UserError(
                 "--engine-core compares an installed scheduler; give neither recordings nor --engine-version"
             )
-        return _verify_installed(engine_python, scenarios, as_json=json_output)
+        return _verify_installed(engine_core, engine_python, scenarios, as_json=json_output)
     if engine_python is not None:
-        raise UserError("--engine-python applies to --engine-core vllm; give that, too")
+        raise UserError("--engine-python applies to --engine-core; give that, too")
     if not recordings:
-        raise UserError("verify needs recordings, or --engine-core vllm to compare an installed scheduler")
+        raise UserError("verify needs recordings, or --engine-core to compare an installed scheduler")
     failed, unseen = 0, dict[str, None]()
     for path in recordings:
         try:
@@ -329,13 +329,15 @@ def verify(
     return 1 if failed else 0
 
 
-def _verify_installed(python: str | None, num_scenarios: int, *, as_json: bool) -> int:
+def _verify_installed(
+    engine: Literal["vllm", "sglang"], python: str | None, num_scenarios: int, *, as_json: bool
+) -> int:
     """Compare an installed scheduler with ours in random scenarios, print what came of it and write it down."""
     from dynabench.fidelity.audit.verify import verify_installed
     from dynabench.installed.compared import note
-    from dynabench.installed.process import scheduler_process
+    from dynabench.installed.process import TITLES, scheduler_process
 
-    with scheduler_process(python) as process:
+    with scheduler_process(python, engine) as process:
         found = verify_installed(process, num_scenarios)
         place = note(process.release, found.comparison)
     comparison = found.comparison
@@ -344,7 +346,7 @@ def _verify_installed(python: str | None, num_scenarios: int, *, as_json: bool) 
         return 1 if found.differing else 0
     print(
         printable(
-            f"vLLM {comparison.version} and our rules of {comparison.rules}: {comparison.num_identical} of {num_scenarios} "
+            f"{TITLES[engine]} {comparison.version} and our rules of {comparison.rules}: {comparison.num_identical} of {num_scenarios} "
             f"scenarios are identical ({found.num_steps:,} steps)"
         )
     )

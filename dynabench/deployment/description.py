@@ -317,6 +317,11 @@ class Deployment:
         for model in self.models.values():
             _check_alike(model)
             _check_roles(model, self.pools)
+        judge = self.core.engine_core
+        if judge != "mocker" and (
+            other := next((one.engine_type for one in self.pools if one.engine_type != judge), None)
+        ):
+            raise ValueError(f"core.engine_core is {judge!r}; expected mocker, or {other!r} as engine_type")
         _ = self.links
         if self.fleet.drain_policy == "hand-over" and self.engine_type != "vllm":
             raise ValueError(

@@ -88,10 +88,10 @@ class AuditConfig(CheckedSettings):
     """Which schedulers are held against each other, and on what."""
 
     engine_python: str | None = None
-    """Python of the environment that has vLLM (default: the one that runs dynabench)."""
+    """Python of the environment that has the engine, which --engine-type names (default: the one that runs dynabench)."""
 
     against: str | None = None
-    """Python of an environment with another version of vLLM, which is compared with the first instead of ours."""
+    """Python of an environment with another version of the engine, which is compared with the first instead of ours."""
 
     router_mode: str | None = None
     """How requests are spread over several workers (default: round-robin; with --deployment, the file's)."""

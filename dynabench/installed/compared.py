@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from foundation.errors import UserError
-from mocker.config import version_of
+from mocker.config import EngineType, version_of
 
 ENOUGH = 60
 """Random scenarios after which a version may be used."""
@@ -21,6 +21,7 @@ ENOUGH = 60
 class Release(NamedTuple):
     """Which scheduler is installed."""
 
+    engine: EngineType
     version: str
     digest: str
     """Of the files that schedule."""
@@ -30,7 +31,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """What a comparison found."""
 
     version: str
-    """Release of vLLM."""
+    """Release of the engine."""
     rules: str
     """Version of our rules."""
     num_scenarios: int
@@ -79,6 +80,8 @@ def refuse_unknown(release: Release, python: str) -> None:
     Raises:
         UserError: it was not.
     """
+    if release.engine == "sglang":  # its program refuses other versions than the one whose rules are ours
+        return
     try:
         version_of(release.version)
     except ValueError:

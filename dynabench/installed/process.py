@@ -14,9 +14,11 @@ import msgspec
 from dynabench.deployment.core import CoreConfig
 from dynabench.installed.compared import Release, refuse_unknown
 from foundation.errors import UserError
+from mocker.config import EngineType
 from mocker.installed.scheduler import Asked, InstalledScheduler, NewScheduler, Scheduled, Updated
 
-PROGRAM = Path(__file__).with_name("vllm_program.py")
+TITLES: dict[EngineType, str] = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Engines whose schedulers can be run. Each has a program, `*_program.py`."""
 PATIENCE_S = 10.0
 """How long a process may take to end once its pipe is closed."""
 T = TypeVar("T")
@@ -31,19 +33,25 @@ class Failed(msgspec.Struct):
 class SchedulerProcess:
     """The process, and the engines in it."""
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, engine: EngineType = "vllm") -> None:
         """Start it; `close` ends it.
 
         Raises:
-            UserError: the Python cannot be run, or it has no vLLM.
+            UserError: the Python cannot be run, or it does not have that engine.
         """
+        if engine not in TITLES:
+            raise UserError(
+                f"no installed scheduler of engine_type {engine} can be run yet; expected {' or '.join(TITLES)}"
+            )
         self.python = python
+        self.engine = engine
+        program = Path(__file__).with_name(f"{engine}_program.py")
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         read_fd, their_write = os.pipe()
         their_read, write_fd = os.pipe()
         try:
             self._process = subprocess.Popen(  # noqa: S603 (the program is ours)
-                [python, PROGRAM, str(their_read), str(their_write)],
+                [python, program, str(their_read), str(their_write)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
@@ -60,10 +68,15 @@ class SchedulerProcess:
         self._answers, self._asked = os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb")
         self._encode = msgspec.msgpack.Encoder().encode
         try:
-            self.release = Release(*self.ask(tuple[str, str], "version"))
+            self.release = Release(engine, *self.ask(tuple[str, str], "version"))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        return self._process.pid
 
     def ask(self, kind: type[T], name: str, engine: int = 0, argument: Any = None) -> T:
         """Ask for something and return the answer.
@@ -79,7 +92,10 @@ class SchedulerProcess:
         length = int.from_bytes(head, "little")
         answer = self._answers.read(length)
         if len(head) < 4 or len(answer) < length:
-            raise UserError(f"the scheduler of {self.python} ended: {self._last_line()}; does it have vLLM installed?")
+            title = TITLES[self.engine]
+            raise UserError(
+                f"the scheduler of {self.python} ended: {self._last_line()}; does it have {title} installed?"
+            )
         if answer[:1] == b"\x81":  # a map of one entry: nothing else is
             raise UserError(
                 f"the scheduler of {self.python} failed: {msgspec.msgpack.decode(answer, type=Failed).error}"
@@ -95,6 +111,10 @@ class SchedulerProcess:
     def new_scheduler(self, settings: dict[str, Any]) -> InstalledScheduler:
         """See `NewScheduler`."""
         return RemoteScheduler(self, self.ask(int, "new", argument=settings))
+
+    def forget(self) -> None:
+        """End the schedulers that were made so far, which nobody needs any more."""
+        self.ask(bool, "forget")
 
     def close(self) -> None:
         """End it."""
@@ -116,12 +136,12 @@ class RemoteScheduler:
         self._process = process
         self._engine = engine
 
-    def add(self, asked: Asked) -> None:
-        """Queue a request."""
-        self._process.ask(int, "add", self._engine, asked)
+    def add(self, asked: Asked) -> int:
+        """Queue a request; return the most output tokens that it is allowed."""
+        return self._process.ask(int, "add", self._engine, asked)
 
     def abort(self, number: int) -> int:
-        """Remove a request; return how many blocks are free."""
+        """Remove a request, or let it end with its next token (SGLang); return how many blocks are free."""
         return self._process.ask(int, "abort", self._engine, number)
 
     def schedule(self) -> Scheduled:
@@ -147,15 +167,15 @@ def schedulers_of(config: CoreConfig) -> Iterator[NewScheduler | None]:
     if config.engine_core == "mocker":
         yield None
         return
-    with scheduler_process(config.engine_python) as process:
+    with scheduler_process(config.engine_python, config.engine_core) as process:
         refuse_unknown(process.release, process.python)
         yield process.new_scheduler
 
 
 @contextmanager
-def scheduler_process(python: str | None) -> Iterator[SchedulerProcess]:
-    """Run the schedulers of an environment's vLLM for a while, given its Python (None: this one)."""
-    process = SchedulerProcess(python or sys.executable)
+def scheduler_process(python: str | None, engine: EngineType = "vllm") -> Iterator[SchedulerProcess]:
+    """Run the schedulers of an environment's engine for a while, given its Python (None: this one)."""
+    process = SchedulerProcess(python or sys.executable, engine)
     try:
         yield process
     finally:

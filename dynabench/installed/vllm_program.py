@@ -14,7 +14,9 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from collections import deque
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from struct import Struct
@@ -158,7 +160,7 @@ class Engine:
         from vllm.sampling_params import SamplingParams
         from vllm.v1.request import Request
 
-        number, num_prompt, max_tokens, stop_after, priority, arrival, adapter, names, num_named, per_name = asked
+        number, num_prompt, max_tokens, stop_after, priority, arrival, adapter, names, num_named, per_name, _ = asked
         size, ahead = self._size, self._ahead
 
         def name(block: int) -> bytes:
@@ -183,7 +185,7 @@ class Engine:
         )
         self._requests[str(number)], self._stops[str(number)] = request, stop_after
         self._scheduler.add_request(request)
-        return self._num_free()
+        return int(request.max_tokens)
 
     def abort(self, number: int) -> int:
         """Remove a request."""
@@ -278,33 +280,42 @@ def described(event: Any) -> list[tuple[str, list[tuple[int, int]]]]:
     return [(kind, blocks)] if blocks or kind == "cleared" else []
 
 
-def serve(read_fd: int, write_fd: int) -> None:
-    """Answer until the pipe is closed."""
-    import warnings
+class Schedulers:
+    """All engines."""
 
-    warnings.filterwarnings("ignore")
-    engines: list[Engine] = []
-    settings: dict[str, Any] = {}  # equal engines share them: reading a model's takes a while
+    def __init__(self) -> None:
+        self._engines: list[Engine] = []
+        self._settings: dict[str, Any] = {}  # equal engines share them: reading a model's takes a while
+
+    def __call__(self, name: str, engine: int, argument: Any) -> Any:
+        """Answer a message."""
+        if name == "version":
+            return version()
+        if name == "forget":
+            self._engines.clear()
+            return True
+        if name == "new":
+            key = json.dumps(argument, sort_keys=True)
+            self._settings[key] = self._settings.get(key) or vllm_settings(argument)
+            self._engines.append(Engine(argument, self._settings[key]))
+            return len(self._engines) - 1
+        return getattr(self._engines[engine], name)(argument)
+
+
+def serve(read_fd: int, write_fd: int, answered: Callable[[str, int, Any], Any]) -> None:
+    """Answer until the pipe is closed."""
+    encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder().decode
     with os.fdopen(read_fd, "rb") as asked, os.fdopen(write_fd, "wb") as answers:
         while len(head := asked.read(4)) == 4:
-            name, engine, argument = msgspec.msgpack.decode(asked.read(int.from_bytes(head, "little")))
             answer: Any
             try:
-                if name == "version":
-                    answer = version()
-                elif name == "new":
-                    key = json.dumps(argument, sort_keys=True)
-                    settings[key] = settings.get(key) or vllm_settings(argument)
-                    engines.append(Engine(argument, settings[key]))
-                    answer = len(engines) - 1
-                else:
-                    answer = getattr(engines[engine], name)(argument)
+                answer = answered(*decode(asked.read(int.from_bytes(head, "little"))))
             except Exception as error:  # reported to who asked
                 import traceback
 
                 traceback.print_exc()
                 answer = {"error": f"{type(error).__name__}: {error}"}
-            frame = msgspec.msgpack.encode(answer)
+            frame = encode(answer)
             answers.write(len(frame).to_bytes(4, "little") + frame)
             answers.flush()
 
@@ -324,4 +335,5 @@ def version() -> list[str]:
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
+    warnings.filterwarnings("ignore")
+    serve(int(sys.argv[1]), int(sys.argv[2]), Schedulers())

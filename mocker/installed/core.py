@@ -8,12 +8,13 @@ as the one before it is the same object, as with our own core, so that its steps
 No step spans several iterations.
 """
 
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Hashable
 
 from mocker.batch import NOBODY, Batch
 from mocker.chain import BlockChain
-from mocker.contract import Backlog, NeverAdmittedError, Outbox, Pause, Remaining, View
+from mocker.contract import Backlog, EngineSettings, NeverAdmittedError, Outbox, Pause, Remaining, View
 from mocker.core import Core
 from mocker.events import AllBlocksCleared, BlockRemoved, BlockStored, KvEvent
 from mocker.installed.scheduler import Asked, InstalledScheduler, Scheduled
@@ -21,7 +22,6 @@ from mocker.prefix_cache_stats import PrefixCacheStats
 from mocker.sequence import OVER, RUNNING, WAITING, Sequence
 from mocker.speculation.drafter import Drafter
 from mocker.step_log import StepLog
-from mocker.vllm.config import EngineConfig
 
 
 class Names:
@@ -52,7 +52,7 @@ class InstalledCore(Core):
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: EngineSettings,
         num_blocks: int,
         scheduler: InstalledScheduler,
         *,
@@ -63,7 +63,7 @@ class InstalledCore(Core):
 
         Args:
             config: the engine's settings.
-            num_blocks: KV blocks, the null block included.
+            num_blocks: KV blocks that can hold tokens.
             scheduler: the installed one, with these settings.
             drafter: answers for drafts; needed with speculation.
             steps: logs what is decided.
@@ -77,7 +77,7 @@ class InstalledCore(Core):
         self._scheduler = scheduler
         self._drafter = drafter
         self._steps = steps
-        self._num_blocks = self._num_free = num_blocks - 1
+        self._num_blocks = self._num_free = num_blocks
         self._names = Names()
         self._adapters: dict[str, int] = {}
         self._sequences: dict[int, Sequence] = {}
@@ -100,6 +100,8 @@ class InstalledCore(Core):
         assert self.pause is None, "an installed scheduler always takes new sequences"
         closed = self._scheduler.schedule()
         self._num_free = closed.num_free
+        for number in closed.ended:
+            self._end(self._sequences[number])
         if not closed.is_closed:
             return None
         batch = self._described(closed)
@@ -119,7 +121,7 @@ class InstalledCore(Core):
         for number, count, is_partial in closed.tokens:
             self._give(batch, self._sequences[number], count, is_partial=is_partial)
         if len(closed.tokens) < len(self.running):
-            batch.starved = self._left_out(closed)
+            batch.starved = self._left_out(batch, {number for number, _, _ in closed.tokens})
         batch.delayed = [one for one in batch.decodes if one in self._starved] if self._starved else NOBODY
         self._starved = batch.starved
         if self._drafter is not None:
@@ -165,9 +167,8 @@ class InstalledCore(Core):
             del self._prefilling[sequence]
             batch.sampled = [*batch.sampled, sequence]
 
-    def _left_out(self, closed: Scheduled) -> list[Sequence]:
+    def _left_out(self, batch: Batch, given: set[int]) -> list[Sequence]:
         """Return the decodes without a token, except those whose last one is in flight."""
-        given = {number for number, _, _ in closed.tokens}
         return [
             one
             for one in self.running
@@ -186,12 +187,16 @@ class InstalledCore(Core):
             sequence = self._sequences[number]
             sequence.num_known += count
             speaking[sequence] = count
-        sampled = [one for one in batch.sampled if one in speaking] if batch.sampled else NOBODY
+        sampled = [one for one in batch.sampled if one in speaking and not one.is_over] if batch.sampled else NOBODY
         if self._drafter is not None:
             batch.emitted = [(one, count) for one, count in speaking.items() if one not in sampled]
         for kind, blocks in ended.events:
             self._events += self._events_of(kind, blocks)
-        return sampled, [self._end(self._sequences[number]) for number in ended.finished]
+        ending = [self._sequences[number] for number in ended.finished]
+        finished = [one for one in ending if not one.is_over]  # the driver knows of those that were aborted
+        for one in ending:
+            self._end(one)
+        return sampled, finished
 
     def _accepted(self, drafter: Drafter, batch: Batch) -> list[tuple[int, int]]:
         """Ask how many drafts of a batch are accepted; those of a sequence that began in it only pad it."""
@@ -205,15 +210,14 @@ class InstalledCore(Core):
             found.append((self._numbers[sequence], num_accepted))
         return found
 
-    def _end(self, sequence: Sequence) -> Sequence:
-        if sequence.state == RUNNING:
+    def _end(self, sequence: Sequence) -> None:
+        if sequence in self._waiting:
+            del self._waiting[sequence]
+        else:
             self.running.remove(sequence)
             self._prefilling.pop(sequence, None)
-        else:
-            del self._waiting[sequence]
         sequence.state = OVER
         del self._sequences[self._numbers.pop(sequence)]
-        return sequence
 
     def num_leap_iterations(self, batch: Batch, limit: int) -> int:
         """See `Core`."""
@@ -256,19 +260,14 @@ class InstalledCore(Core):
 
     def add(self, sequence: Sequence) -> None:
         """See `Core`."""
-        limit, size = self._config.max_model_len, self._config.block_size
-        if limit is not None:
-            sequence.cut_at(limit)
-        needed = -(-(sequence.num_total - 1 + self._config.num_speculative_tokens) // size)
-        if needed > self._num_blocks:
-            raise ValueError(f"{sequence} needs {needed} KV blocks; the cache has {self._num_blocks}")
+        self._check(sequence)
         number = self._num_added = self._num_added + 1
         self._sequences[number], self._numbers[sequence] = sequence, number
         self._waiting[sequence] = None
         chain, adapter = sequence.chain, 0
         if sequence.adapter:
             adapter = self._adapters.setdefault(sequence.adapter, len(self._adapters) + 1)
-        self._scheduler.add(
+        most = self._scheduler.add(
             Asked(
                 number=number,
                 num_prompt=sequence.num_prompt,
@@ -280,8 +279,19 @@ class InstalledCore(Core):
                 names=self._names.of(chain),
                 num_named=chain.num_named,
                 per_name=chain.blocks_per_id,
+                ignores_eos=sequence.ignores_eos,
             )
         )
+        sequence.num_limit = sequence.num_prompt + max(most, 1)
+        sequence.num_total = min(sequence.num_total, sequence.num_limit)
+
+    @abstractmethod
+    def _check(self, sequence: Sequence) -> None:
+        """Refuse a sequence that can never fit, and cut the answer of one that is too long.
+
+        Raises:
+            ValueError: it can never fit.
+        """
 
     def abort(self, sequence: Sequence) -> None:
         """See `Core`."""
@@ -352,7 +362,7 @@ class InstalledCore(Core):
 
     def sequences(self) -> list[Sequence]:
         """See `Core`."""
-        return [*self.running, *self._waiting]
+        return [one for one in (*self.running, *self._waiting) if not one.is_over]
 
     def view(self) -> View:
         """See `Core`."""

@@ -24,6 +24,8 @@ class Asked(NamedTuple):
     """The blocks that they name; those after them are its own."""
     per_name: int
     """The blocks that each name covers."""
+    ignores_eos: bool
+    """Whether it is known to go on to `max_tokens`."""
 
 
 class Scheduled(NamedTuple):
@@ -40,6 +42,8 @@ class Scheduled(NamedTuple):
     """Blocks that could be allocated now."""
     is_closed: bool
     """Whether there is a batch. If so, `update` is due for it."""
+    ended: tuple[int, ...] = ()
+    """Aborted requests that have ended without another token."""
 
 
 class Updated(NamedTuple):
@@ -56,11 +60,11 @@ class Updated(NamedTuple):
 class InstalledScheduler(Protocol):
     """One engine's scheduler."""
 
-    def add(self, asked: Asked) -> None:
-        """Queue a request."""
+    def add(self, asked: Asked) -> int:
+        """Queue a request; return the most output tokens that it is allowed."""
 
     def abort(self, number: int) -> int:
-        """Remove a request; return how many blocks are free."""
+        """Remove a request, or let it end with its next token (SGLang); return how many blocks are free."""
 
     def schedule(self) -> Scheduled:
         """Close a batch."""

@@ -327,11 +327,7 @@ class SglangCore(Core):
         self._check_role(sequence)
         if sequence.adapter:
             raise ValueError("adapters (LoRA) with SGLang's scheduler are not modelled yet")
-        if sequence.num_prompt >= scheduler.max_input_tokens:
-            raise ValueError(
-                f"prompt of {sequence.num_prompt} tokens; expected fewer than {scheduler.max_input_tokens}, the most that "
-                "SGLang computes with this context_length and KV cache"
-            )
+        refuse_long_prompt(sequence, scheduler.max_input_tokens)
         request = Request(
             sequence.id,
             sequence.chain,
@@ -521,6 +517,19 @@ class SglangCore(Core):
             for sequence, request in self._requests.items()
             if not sequence.is_over
         ]
+
+
+def refuse_long_prompt(sequence: Sequence, limit: int) -> None:
+    """Refuse a sequence whose prompt has so many tokens, or more.
+
+    Raises:
+        ValueError: it has.
+    """
+    if sequence.num_prompt >= limit:
+        raise ValueError(
+            f"prompt of {sequence.num_prompt} tokens; expected fewer than {limit}, the most that SGLang computes with this "
+            "context_length and KV cache"
+        )
 
 
 def sequence_of(request: Request) -> Sequence:

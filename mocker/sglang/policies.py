@@ -116,8 +116,8 @@ def work(request: Request) -> int:
 
 
 def response_key(request: Request, deferred: set[Request], num_processed: int) -> tuple[float, str]:
-    """Return the key of a request by its response ratio."""
-    name = str(request.id)
+    """Return the key of a request by its response ratio, then by its name; numbers are in order, as if all had 12 digits."""
+    name = request.id if isinstance(request.id, str) else f"{request.id:012}"
     if request in deferred:
         return LAST, name
     left = request.num_prompt - request.matched

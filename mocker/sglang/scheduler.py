@@ -59,6 +59,7 @@ class Scheduler:
         self._policies = Policies(config, self.pool)
         self._last: Rows | None = None  # of the iteration before
         self._is_chunk_aborted = False
+        self._unseen: list[Request] = []  # since the last iteration was closed; the next one begins with them
         self._num_entries = 0
         self._num_processed = 0  # tokens of prompts, for hrrn
         self._num_deferred = 0  # passes that are still left out for decodes
@@ -80,6 +81,7 @@ class Scheduler:
             request.priority = default_priority(self.config)
         if self.inbox.is_direct:
             self._enqueue(request)
+            self._unseen.append(request)
         else:
             self.inbox.requests.append(request)
 
@@ -162,6 +164,10 @@ class Scheduler:
         """Close the next iteration's batch."""
         if not self.inbox.is_direct:
             self._requeue(self.inbox.open(self._last))
+        if self._unseen:
+            for request in self._unseen:  # after the iterations of a leap, which may have ended since they were added
+                request.processed_at_entry = self._num_processed
+            self._unseen = []
         if self._is_chunk_aborted:
             self._abort_chunked()
         if self.has_host:

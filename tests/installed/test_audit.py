@@ -22,8 +22,8 @@ from dynabench.installed.process import scheduler_process
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
-from mocker.installed.core import InstalledCore
 from mocker.installed.scheduler import Scheduled
+from mocker.installed.vllm_core import InstalledVllmCore
 from mocker.vllm.versions import Rules
 from serving.planner import PlannerConfig
 from tests.installed.ours import python_with
@@ -97,7 +97,7 @@ def test_a_setting_with_another_default_is_found_and_named(tmp_path):
         """An installed scheduler that ignores one setting."""
 
         def __init__(self, process):
-            self.release = process.release
+            self.engine, self.release, self.forget = process.engine, process.release, process.forget
             self._new = process.new_scheduler
 
         def new_scheduler(self, given):
@@ -260,7 +260,7 @@ def test_an_adaptive_threshold_is_refused_by_a_vllm_that_has_none(monkeypatch):
 
 
 def test_a_pause_of_new_sequences_alone_is_refused_by_an_installed_core():
-    core = InstalledCore(CONTENDED, 50, SimpleNamespace(schedule=lambda: Scheduled([], [], [], [], 49, False)))
+    core = InstalledVllmCore(CONTENDED, 50, SimpleNamespace(schedule=lambda: Scheduled([], [], [], [], 49, False)))
     assert core.schedule() is None
     core.pause = "new"
     with pytest.raises(AssertionError, match="always takes new sequences"):

@@ -55,7 +55,7 @@ def what_happened(path):
 
 @pytest.mark.parametrize(("scenario_for", "rare"), [(scenario_of, RARE), (hicache_scenario_of, RARE | OF_HICACHE)])
 def test_both_schedulers_do_the_same(tmp_path, scenario_for, rare):
-    real.sglang()  # before the forks
+    real.prepare_to_fork()
     happened = Counter()
     for seed in range(NUM_SCENARIOS):
         path = tmp_path / f"{seed}.jsonl"

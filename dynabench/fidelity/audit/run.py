@@ -11,7 +11,7 @@ from dynabench.deployment.description import Deployment
 from dynabench.fidelity.audit.compare import Difference, first_difference
 from dynabench.fidelity.audit.suspects import Explanation, explain, with_engines
 from dynabench.installed.compared import Release
-from dynabench.installed.process import SchedulerProcess
+from dynabench.installed.process import TITLES, SchedulerProcess
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker.config import NEWEST, EngineVersion, version_of
@@ -90,27 +90,28 @@ class Audit:
 
 
 def audit(settings: Settings, workload: Workload, process: SchedulerProcess, *, seed: int = 0) -> Audit:
-    """Hold our scheduler against the vLLM that is installed.
+    """Hold our scheduler against that of the vLLM or SGLang that is installed.
 
     Args:
         settings: what is simulated. Without an engine version, ours follows the rules of the installed one.
         workload: its requests.
-        process: runs the schedulers of that vLLM.
+        process: runs the schedulers of that engine, which is that of the deployment.
         seed: of every random choice.
 
     Raises:
-        UserError: that vLLM fails, or the deployment has a planner.
+        UserError: that engine fails, or the deployment has a planner.
         WorkloadError: a request can never fit.
         ValueError: an installed scheduler cannot be used with these settings.
     """
-    rules = rules_for(process.release)
-    ours = with_engines(
-        replace(settings.deployment, core=CoreConfig()),  # ours decides, whatever the deployment says
-        lambda config: replace(config, engine_version=config.engine_version or rules),
-    )
+    ours = replace(settings.deployment, core=CoreConfig())  # ours decides, whatever the deployment says
+    name = f"our rules of {process.release.version}"
+    if process.engine == "vllm":
+        rules = rules_for(process.release)
+        ours = with_engines(ours, lambda config: replace(config, engine_version=config.engine_version or rules))
+        name = f"our rules of {ours.pools[0].mocker.engine_version}"
     run = _Runs(settings, workload, seed)
     right = run.installed(ours, process)
-    left = run.simulated(f"our rules of {ours.pools[0].mocker.engine_version}", ours)
+    left = run.simulated(name, ours)
     difference = first_difference(left.logs, right.logs)
     explanations: list[Explanation] = []
     if difference is not None:
@@ -157,8 +158,11 @@ class _Runs:
         return Side(name, simulate(run, self._workload, logs=logs, installed=installed), logs)
 
     def installed(self, deployment: Deployment, process: SchedulerProcess) -> Side:
-        """Simulate a deployment with the schedulers of an installed vLLM."""
-        return self.simulated(f"vLLM {process.release.version}", deployment, process.new_scheduler)
+        """Simulate a deployment with the schedulers of an installed engine."""
+        name = f"{TITLES[process.engine]} {process.release.version}"
+        side = self.simulated(name, deployment, process.new_scheduler)
+        process.forget()
+        return side
 
     def steps(self, deployment: Deployment) -> list[StepLog] | None:
         """Simulate a deployment and return the steps of its engines, None if it cannot serve the workload."""

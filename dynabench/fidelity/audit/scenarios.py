@@ -6,7 +6,7 @@ from typing import Any
 
 from dynabench.arm import Settings
 from dynabench.deployment.description import Deployment, Pool
-from mocker import EngineConfig
+from mocker import EngineConfig, SglangConfig
 from mocker.config import EngineVersion
 from mocker.timing.config import TimingConfig
 from workloads import Workload
@@ -31,6 +31,46 @@ def scenario(seed: int, version: EngineVersion) -> tuple[Settings, Workload]:
     settings = Settings(Deployment(pools=(Pool(mocker=config, timing=timing),)))
     adapters = rng.randint(1, 3) if config.enable_lora else 0
     return settings, Workload(f"scenario {seed}", BLOCK, _requests(rng, adapters))
+
+
+def sglang_scenario(seed: int) -> tuple[Settings, Workload]:
+    """Return an engine of SGLang's family and requests for it; the same ones for the same seed."""
+    rng = random.Random(f"scenario {seed} of SGLang")
+    timing = TimingConfig(timing="constant", constant_prefill_ms=3.7, constant_decode_ms=1.3)
+    pool = Pool(engine_type="sglang", sglang=_sglang(rng), timing=timing)
+    return Settings(Deployment(pools=(pool,))), Workload(f"scenario {seed}", BLOCK, _requests(rng, 0))
+
+
+def _sglang(rng: random.Random) -> SglangConfig:
+    page = rng.choice([1, 1, 2, 4, 8])
+    config = SglangConfig(
+        page_size=page,
+        max_total_tokens=rng.choice([128, 160, 256, 512]),
+        chunked_prefill_size=rng.choice([max(page, 8), 16, 33, 64, -1]),
+        max_prefill_tokens=rng.choice([16384, 16384, 24, 64]),
+        max_running_requests=rng.choice([2, 3, 4, 8, 16]),
+        prefill_max_requests=rng.choice([None, None, 1, 2]),
+        enable_mixed_chunk=rng.random() < 0.4,
+        prefill_decode_interval=rng.choice([0, 0, 0, 1, 3]),
+        prefill_decode_interval_min_bs=rng.choice([0, 0, 2]),
+        schedule_policy=rng.choice(["fcfs", "fcfs", "lof", "lpm", "dfs-weight", "hrrn"]),
+        schedule_conservativeness=rng.choice([0.02, 0.02, 0.1, 0.3, 1.0]),
+        disable_radix_cache=rng.random() < 0.2,
+        radix_eviction_policy=rng.choice(["lru", "lru", "lfu", "fifo", "mru", "filo", "slru"]),
+        disable_overlap_schedule=rng.random() < 0.5,
+        new_token_ratio_decay_steps=rng.choice([1, 5, 20, 600]),
+        clip_max_new_tokens_estimation=rng.choice([4096, 4096, 8]),
+    )
+    if config.schedule_policy in ("fcfs", "lof") and rng.random() < 0.5:
+        return replace(
+            config,
+            enable_priority_scheduling=True,
+            schedule_low_priority_values_first=rng.random() < 0.4,
+            disable_priority_preemption=rng.random() < 0.4,
+            priority_scheduling_preemption_threshold=rng.choice([0, 1, 10]),
+            retraction_policy=rng.choice(["length", "priority"]),
+        )
+    return config
 
 
 def _engine(rng: random.Random, version: EngineVersion) -> EngineConfig:

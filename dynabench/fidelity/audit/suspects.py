@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.fidelity.audit.compare import Difference, first_difference
 from mocker import EngineConfig
 from mocker.step_log import StepLog
 from mocker.vllm.flipped import FlippedConfig, with_rule_flipped
 from mocker.vllm.versions import Rules
 
+OF_SGLANG = ("disable_overlap_schedule", "disable_radix_cache", "enable_mixed_chunk", "enable_priority_scheduling")
 SWITCHES = (
     "async_scheduling",
     "enable_chunked_prefill",
@@ -32,12 +33,28 @@ class Explanation(NamedTuple):
 
 
 def suspects(deployment: Deployment) -> Iterator[tuple[str, Deployment]]:
-    """Yield each rule of vLLM's scheduler that can be turned round, and a deployment in which it is."""
+    """Yield each rule of vLLM's scheduler that can be turned round, and a deployment in which it is.
+
+    Of SGLang's there is one version, and so only settings are turned round.
+    """
+    if deployment.engine_type == "sglang":
+        for name in OF_SGLANG:
+            with suppress(ValueError):
+                yield name, _with_sglang_switched(deployment, name)
+        return
     changes = {rule: partial(_flipped, rule=rule) for rule in Rules._fields}
     changes |= {name: partial(_switched, name=name) for name in SWITCHES}
     for name, change in (changes | {"scheduling_policy": _with_other_policy}).items():
         with suppress(ValueError):  # else the settings make no sense with it
             yield name, with_engines(deployment, change)
+
+
+def _with_sglang_switched(deployment: Deployment, name: str) -> Deployment:
+    def switched(pool: Pool) -> Pool:
+        settings: dict[str, Any] = {name: not getattr(pool.sglang, name)}
+        return replace(pool, sglang=replace(pool.sglang, **settings))
+
+    return replace(deployment, pools=tuple(map(switched, deployment.pools)))
 
 
 def _flipped(config: EngineConfig, *, rule: str) -> EngineConfig:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from dynabench.fidelity.audit.compare import Difference
 from dynabench.fidelity.audit.run import Audit, audit, rules_for
-from dynabench.fidelity.audit.scenarios import scenario
+from dynabench.fidelity.audit.scenarios import scenario, sglang_scenario
 from dynabench.installed.compared import Comparison
 from dynabench.installed.process import SchedulerProcess
 
@@ -46,8 +46,10 @@ def verify_installed(process: SchedulerProcess, num_scenarios: int) -> Verificat
     Raises:
         UserError: the scheduler fails in one of them.
     """
-    version = rules_for(process.release)
-    found = Verification(process.release.version, version, num_scenarios)
+    release = process.release
+    rules = rules_for(release) if release.engine == "vllm" else release.version
+    found = Verification(release.version, rules, num_scenarios)
     for seed in range(num_scenarios):
-        found.add(seed, audit(*scenario(seed, version), process, seed=seed))
+        made = scenario(seed, rules_for(release)) if release.engine == "vllm" else sglang_scenario(seed)
+        found.add(seed, audit(*made, process, seed=seed))
     return found

@@ -5,6 +5,8 @@ Its loops (`event_loop_normal`, `event_loop_overlap`) are repeated here, because
 """
 
 import contextlib
+import gc
+import importlib
 import json
 import logging
 import os
@@ -105,6 +107,17 @@ def sglang() -> Any:
     return package
 
 
+def prepare_to_fork() -> None:
+    """Import SGLang with all that its first scheduler would import, so that forks of this process have it.
+
+    Raises:
+        RecordingError: see `sglang`.
+    """
+    sglang()
+    importlib.import_module("sglang.srt.models.registry")
+    gc.freeze()  # a scheduler collects garbage, among all objects of these modules
+
+
 class RealScheduler:
     """SGLang's scheduler. It takes requests and aborts, and goes through its loop once with `schedule` and `run`.
 
@@ -131,6 +144,7 @@ class RealScheduler:
         package = sglang()
         RealScheduler.is_made = True
         from sglang.srt.managers import schedule_policy, scheduler
+        from sglang.srt.mem_cache import memory_pool
         from sglang.srt.runtime_context import SpawnRanks, publish
         from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -147,7 +161,11 @@ class RealScheduler:
             )
             ports = PortArgs.init_new(arguments)
             publish(arguments, role="scheduler", ranks=SpawnRanks(world_rank=0, dp_rank=None, gpu_id=0))
-            with patch.object(scheduler, "SchedulerKvEventsPublisher", _NoPublisher), by_hand():
+            with (
+                patch.object(scheduler, "SchedulerKvEventsPublisher", _NoPublisher),
+                patch.object(memory_pool, "torch", _Untouched()),
+                by_hand(),
+            ):
                 self.scheduler = scheduler.Scheduler(arguments, ports)
         except (TypeError, ValueError, AssertionError, ArithmeticError) as error:
             raise RecordingError(
@@ -182,11 +200,12 @@ class RealScheduler:
         from sglang.srt.managers.utils import GenerationBatchResult
 
         places = zip(batch.reqs, batch.seq_lens_cpu.tolist(), strict=True)
-        tokens = [
-            token_at(request.rid, length - len(request.origin_input_ids), self._eos_at.get(request.rid))
-            for request, length in places
-        ]
+        tokens = [self.token(request.rid, length - len(request.origin_input_ids)) for request, length in places]
         return GenerationBatchResult(next_token_ids=torch.tensor(tokens, dtype=torch.int64))
+
+    def token(self, id: str, place: int) -> int:
+        """Return the token that the model makes at a place of a request's output."""
+        return token_at(id, place, self._eos_at.get(id))
 
     # What is done before a step
 
@@ -279,6 +298,27 @@ class RealScheduler:
         batch, result = self.scheduler.result_queue.popleft()
         self.scheduler.process_batch_result(batch, result)
         return batch, self._in_flight.popleft()
+
+
+class _Untouched:
+    """Stands for torch where SGLang makes its tables: zeros take no memory until they are written.
+
+    SGLang's table of tokens has a place for each token that each row might have: gigabytes, of which a scenario uses little.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        return getattr(torch, name)
+
+    def zeros(self, *size: Any, dtype: Any = None, device: Any = None) -> Any:
+        """Return a tensor in memory that the system fills with zeros when it is used."""
+        import numpy as np
+        import torch
+
+        shape = size[0] if len(size) == 1 else size
+        assert torch.device(device or "cpu").type == "cpu", "nothing is computed on a GPU"
+        return torch.from_numpy(np.zeros(shape, torch.empty(0, dtype=dtype).numpy().dtype))
 
 
 def token_at(id: str, place: int, eos_at: int | None = None) -> int:

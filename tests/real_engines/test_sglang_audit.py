@@ -1,0 +1,62 @@
+"""The installed SGLang's scheduler as judge: audits of random scenarios, of a trace, and of requests that are aborted."""
+
+import sys
+from dataclasses import replace
+
+import pytest
+
+from dynabench.fidelity.audit.run import audit
+from dynabench.fidelity.audit.scenarios import sglang_scenario
+from dynabench.installed.process import scheduler_process
+from mocker import SglangConfig
+from tests.installed.test_audit import contended
+from tests.installed.test_sglang_audit import TIGHT, rows_with_aborts, settings
+from tests.support.workloads import conversations
+
+pytestmark = pytest.mark.timeout(600)
+NUM_SCENARIOS = 6
+
+
+@pytest.fixture(scope="module")
+def process():
+    with scheduler_process(sys.executable, "sglang") as process:
+        yield process
+
+
+def test_random_scenarios_are_identical(process):
+    num_preemptions = 0
+    for seed in range(NUM_SCENARIOS):
+        found = audit(*sglang_scenario(seed), process)
+        assert found.difference is None, f"scenario {seed}: {found.difference}, {found.explanations}"
+        num_preemptions += int(found.left.record.requests.preemptions.sum())
+    assert num_preemptions > 0
+
+
+def test_a_trace_is_identical_with_routers_that_look_at_caches(process):
+    engine = SglangConfig(page_size=16, max_total_tokens=24_000, chunked_prefill_size=2048)
+    found = audit(settings("kv", 2, engine), conversations(40), process)
+    assert found.difference is None
+    assert found.right.num_steps > 300
+    assert [cost.left for cost in found.costs] == [cost.right for cost in found.costs]
+
+
+@pytest.mark.parametrize("changes", [{}, {"enable_mixed_chunk": True, "chunked_prefill_size": 16}])
+def test_aborted_requests_end_in_the_same_steps(process, changes):
+    config = replace(TIGHT, max_total_tokens=400, **changes)
+    ours, theirs = (rows_with_aborts(config, 1, each) for each in (None, process.new_scheduler))
+    process.forget()
+    assert ours == theirs
+
+
+def test_a_setting_that_is_changed_is_found_and_named(process):
+    class Wrong:
+        engine, release, forget = process.engine, process.release, process.forget
+
+        @staticmethod
+        def new_scheduler(given):
+            return process.new_scheduler(given | {"enable_mixed_chunk": True})
+
+    found = audit(settings(), contended(20), Wrong())
+    assert found.difference is not None
+    assert found.explanations[0].rule == "enable_mixed_chunk"
+    assert found.explanations[0].difference is None
