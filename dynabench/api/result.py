@@ -1,6 +1,6 @@
 """What `simulate`, `run`, `sweep`, `plan` and `bench` return, and `load` reads from a folder."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from dynabench.api.deployment import Deployment
 from dynabench.api.differences import ArmDifference, check_arm
 from dynabench.api.plots import Plots
 from dynabench.api.text import html_of, print_plan, print_summary, print_sweep, text_of
+from dynabench.api.wording import in_python, plain_errors
 from foundation.errors import UserError
 from reports import folder as folders
 from reports.capacity import answer as capacity
@@ -30,6 +31,8 @@ from reports.verdicts import headline
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
+
+    from dynabench.rehearsal.all_seeds import Found
 
 
 class Result:
@@ -60,7 +63,7 @@ class Result:
     @property
     def verdict(self) -> str:
         """Which arm is best, by how much, and whether that is more than noise."""
-        return self.summary.verdict
+        return in_python(self.summary.verdict)
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +78,7 @@ class Result:
     @property
     def left_out(self) -> list[str]:
         """The arms that could not be tried, and why."""
-        return list(self.manifest.get("left_out", []))
+        return list(map(in_python, self.manifest.get("left_out", [])))
 
     @cached_property
     def requests(self) -> "pd.DataFrame":
@@ -102,6 +105,7 @@ class Result:
         """The unit and the meaning of each column, by table and column."""
         return frames.columns()
 
+    @plain_errors()
     def arrow(self, name: str = "requests") -> "pa.Table":
         """Return one of the tables as Arrow, for polars (`polars.from_arrow`) and other libraries; unknown values are null.
 
@@ -110,6 +114,7 @@ class Result:
         """
         return frames.table(name, self._runs)
 
+    @plain_errors()
     def compare(self, arm: str, to: str | None = None) -> ArmDifference:
         """Return how an arm differs from another, request by request.
 
@@ -135,6 +140,7 @@ class Result:
         """The report's charts, as axes of matplotlib: `result.plot.ttft_tails()`; `result.plot()` lists those that are not empty."""
         return Plots(self._runs, self.summary)
 
+    @plain_errors()
     def save(self, folder: str | Path) -> Path:
         """Write the results folder, with report and charts, as the commands do.
 
@@ -182,7 +188,7 @@ class SweepResult:
     @property
     def verdict(self) -> str:
         """The best point, or what the search found."""
-        return self.sweep.verdict
+        return in_python(self.sweep.verdict)
 
     @property
     def is_complete(self) -> bool:
@@ -224,7 +230,7 @@ class PlanResult:
     @property
     def verdict(self) -> str:
         """The best layout, and how certain it is."""
-        return self.answer.verdict
+        return in_python(self.answer.verdict)
 
     @property
     def is_complete(self) -> bool:
@@ -259,6 +265,62 @@ class PlanResult:
         lines = [*(one.text for one in answer.sureness), *answer.notes]
         details = [answer.subtitle, *(f"{name}: {text}" for name, text in answer.head.items())]
         return html_of(answer.title, answer.verdict, capacity.grids(answer), lines, details)
+
+
+class RehearsalResult:
+    """What came of rehearsals: how often what went wrong, and which of the things that must always hold did not."""
+
+    def __init__(self, found: "Found") -> None:
+        """Hold rehearsals."""
+        self.found = found
+
+    @property
+    def verdict(self) -> str:
+        """How many seeds were rehearsed, and in how many something did not hold."""
+        return list(self._lines())[-1]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was not interrupted."""
+        return self.found.is_complete
+
+    @property
+    def happened(self) -> dict[str, int]:
+        """How often each kind of fault happened, over all seeds."""
+        return {kind: count for kind, count in sorted(self.found.happened.items()) if kind != "end"}
+
+    @cached_property
+    def violations(self) -> "pd.DataFrame":
+        """One row per violation: the seed, what did not hold, how, the file that replays it, and its picture."""
+        import pyarrow as pa
+
+        rows = [
+            (each.seed, one.invariant, one.what, str(each.file), str(each.picture))
+            for each in self.found.failed
+            for one in each.violations
+        ]
+        names, types = ("seed", "invariant", "text", "file", "picture"), (pa.int64(), *4 * [pa.string()])
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        made = {name: pa.array(list(its), kind) for name, its, kind in zip(names, columns, types, strict=True)}
+        return frames.to_pandas(pa.table(made), "result.violations")
+
+    def _lines(self) -> Iterator[str]:
+        from dynabench.rehearsal.all_seeds import lines
+
+        yield from lines(self.found)
+
+    def _failures(self) -> Iterator[str]:
+        for each in self.found.failed:
+            yield f"seed {each.seed}: {each.violations[0]} (dynabench rehearse --replay {each.file}; {each.picture})"
+        if not self.is_complete:
+            yield "interrupted: these are the results so far"
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._lines(), *self._failures()])
+
+    def _repr_html_(self) -> str:
+        *details, verdict = self._lines()
+        return html_of("Rehearsal", verdict, [], self._failures(), details)
 
 
 AnyResult = Result | SweepResult | PlanResult
