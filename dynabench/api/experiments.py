@@ -156,8 +156,7 @@ def sweep(
     asked.refuse_to_travel(config.backend)
     settings = Settings(asked.deployment, shape, load)
     with terminal(progress) as console, asked.named():
-        folder, manifest, found = run_sweep(asked.workload, config, experiment, settings, console=console)
-    return SweepResult(manifest, found, folder)
+        return SweepResult(*run_sweep(asked.workload, config, experiment, settings, console=console))
 
 
 @plain_errors()
@@ -211,8 +210,7 @@ def plan(
     single = replace(pool, replicas=1, timing=replace(pool.timing, tensor_parallel_size=1))
     settings = Settings(replace(fixed, pools=(single,)), shape, load)
     with terminal(progress) as console, asked.named():
-        folder, answer = run_plan(asked.workload, config, experiment, settings, console=console, show=lambda *_: None)
-    return PlanResult(answer, folder)
+        return PlanResult(*run_plan(asked.workload, config, experiment, settings, console=console))
 
 
 @plain_errors()
@@ -263,8 +261,7 @@ def bench(
         urls=urls, given=asked.workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
     )
     with terminal(progress) as console, asked.named():
-        folder, manifest, found = _beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent))
-    return SweepResult(manifest, found, folder)
+        return SweepResult(*_beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent)))
 
 
 @plain_errors()
@@ -393,16 +390,9 @@ class _Asked:
         from dynabench.experiment.run import run_experiment
 
         def carry_out(lent: Interrupt | None) -> Result:
-            out, manifest, summary, runs = run_experiment(
-                clock,
-                self.workload,
-                experiment,
-                settings,
-                console=console,
-                is_kept=experiment.out is not None,
-                interrupt=lent,
-            )
-            return Result(manifest, summary, runs, out)
+            is_kept = experiment.out is not None
+            given = clock, self.workload, experiment, settings
+            return Result(*run_experiment(*given, console=console, is_kept=is_kept, interrupt=lent))
 
         with terminal(progress) as console, self.named():
             return _beside_a_loop(carry_out) if clock == "wall" else carry_out(None)

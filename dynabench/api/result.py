@@ -41,18 +41,16 @@ class Result:
     All times in frames and figures are in seconds unless their name says another unit.
     """
 
-    def __init__(
-        self, manifest: dict[str, Any], summary: Summary, runs: Sequence[Record], folder: Path | None = None
-    ) -> None:
-        """Hold an experiment.
+    def __init__(self, folder: Path | None, manifest: dict[str, Any], summary: Summary, runs: Sequence[Record]) -> None:
+        """Hold an experiment: what `run_experiment` returns.
 
         Args:
+            folder: where it is on the disk, if it was saved.
             manifest: everything needed to run it again and to understand it, as in `experiment.json`.
             summary: its figures and verdicts, as in `summary.json`.
             runs: what was measured.
-            folder: where it is on the disk, if it was saved.
         """
-        self.manifest, self.summary, self.folder = manifest, summary, folder
+        self.folder, self.manifest, self.summary = folder, manifest, summary
         self._runs = list(runs)
 
     @property
@@ -181,9 +179,9 @@ class Result:
 class SweepResult:
     """What a sweep or benchmark found at each point; its folder keeps the points, and the same call resumes it."""
 
-    def __init__(self, manifest: dict[str, Any], sweep: Sweep, folder: Path | None) -> None:
-        """Hold a sweep."""
-        self.manifest, self.sweep, self.folder = manifest, sweep, folder
+    def __init__(self, folder: Path | None, manifest: dict[str, Any], sweep: Sweep) -> None:
+        """Hold a sweep: what `run_sweep` and `run_bench` return."""
+        self.folder, self.manifest, self.sweep = folder, manifest, sweep
 
     @property
     def verdict(self) -> str:
@@ -223,9 +221,9 @@ class SweepResult:
 class PlanResult:
     """The cheapest layout that meets the limits, what binds it, what more load needs, and how certain that is."""
 
-    def __init__(self, answer: PlanAnswer, folder: Path) -> None:
-        """Hold a plan."""
-        self.answer, self.folder = answer, folder
+    def __init__(self, folder: Path, answer: PlanAnswer) -> None:
+        """Hold a plan: what `run_plan` returns."""
+        self.folder, self.answer = folder, answer
 
     @property
     def verdict(self) -> str:
@@ -336,14 +334,14 @@ def read_result(paths: Sequence[Path]) -> AnyResult:
 
     if len(paths) == 1 and (paths[0] / "plan.json").is_file():
         try:
-            return PlanResult(msgspec.json.decode((paths[0] / "plan.json").read_bytes(), type=PlanAnswer), paths[0])
+            return PlanResult(paths[0], msgspec.json.decode((paths[0] / "plan.json").read_bytes(), type=PlanAnswer))
         except msgspec.DecodeError as error:
             raise UserError(f"{paths[0]}: not the folder of a plan ({error})") from error
+    folder = paths[0] if len(paths) == 1 else None
     if all(map(sweep_report.is_sweep, paths)):
-        manifest, sweep = sweep_report.combine(list(paths), None)
-        return SweepResult(manifest, sweep, paths[0] if len(paths) == 1 else None)
-    manifest, runs = folders.read(paths[0]) if len(paths) == 1 else folders.combine(list(paths))
-    return Result(manifest, summary_of(manifest, runs), runs, paths[0] if len(paths) == 1 else None)
+        return SweepResult(folder, *sweep_report.combine(list(paths), None))
+    manifest, runs = folders.combine(list(paths)) if folder is None else folders.read(folder)
+    return Result(folder, manifest, summary_of(manifest, runs), runs)
 
 
 def _short(grid: Grid, arms: Sequence[str]) -> Grid:
