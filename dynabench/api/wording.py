@@ -12,7 +12,7 @@ from foundation import errors
 from foundation.errors import UserError
 
 FLAG = re.compile(
-    r"(?P<command>`[^`]*`|\b(?:vllm serve|trtllm-serve|python3? -m) .*|\b(?:dynabench|dynamo-run|pip) [^;,)]*)"
+    r"(?P<command>`[^`]*`|\bNVIDIA Dynamo(?: --\S+ \S+)+|\b(?:vllm serve|trtllm-serve|python3? -m) .*|\b(?:dynabench|dynamo-run|pip) [^;,)]*)"
     r"|(?<![\w-])--vary (?P<varied>[\w.*]+)=(?P<values>[\w.]+(?:,[\w.]+)*)"
     r"|(?<![\w-])--(?P<no>no-)?(?P<name>[a-z][a-z0-9-]*)(?:[ =](?P<value>[\w.:]*\w|'[^']*'))?"
 )
