@@ -211,7 +211,7 @@ class Pool:
     @property
     def engine_name(self) -> str:
         """The name of its engine; of one of the user's own, that of its file or object."""
-        return Path(shown(str(self.own.engine_file))).name if self.engine in OWN else self.engine
+        return Path(shown(self.own.engine_file or "")).name if self.engine in OWN else self.engine
 
     @property
     def model(self) -> str:

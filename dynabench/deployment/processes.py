@@ -2,6 +2,7 @@
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from dynabench.deployment.description import ECHOES, OWN, Deployment, Pool
@@ -160,9 +161,9 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
     if pool.engine in OWN:
         file = pool.own.engine_file
-        if file is None or not file.is_file():
-            raise ValueError(f"pools.{pool.name}.engine_file is {str(file)!r}: there is no such file")
-        return LightEngine("serving.own", words=(pool.engine, str(file)))
+        if file is None or not Path(file).is_file():
+            raise ValueError(f"pools.{pool.name}.engine_file is {file!r}: there is no such file")
+        return LightEngine("serving.own", words=(pool.engine, file))
     return EngineChoice(pool.engine, pool.run, pool.arguments)
 
 

@@ -88,7 +88,7 @@ class WorkerConfig(ModelConfig):
 class OwnEngineConfig:
     """An engine of the user's own."""
 
-    engine_file: Path | None = None
+    engine_file: str | None = None
     """Python file that defines `async def generate(request)`: the engine."""
 
 
