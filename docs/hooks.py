@@ -22,6 +22,7 @@ SOURCES = {path: source for source, path in PAGES.items()}
 LINK = re.compile(r"(?<=\]\()([^)\s:#]+)(?=[#)])")
 BADGE = re.compile(r"^\[!\[.*\]\(\.\./\.\./actions/.*\n\n", re.MULTILINE)
 """It is a page of the repository's host, which the site does not know."""
+PREFORMATTED = re.compile(r"(?<=<pre>).*?(?=</pre>)", re.DOTALL)
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml"}
 
 
@@ -74,7 +75,8 @@ def _output(output: dict[str, Any]) -> str:
     if "image/png" in data:
         return f'<img alt="" src="data:image/png;base64,{data["image/png"].strip()}">'
     if "text/html" in data:
-        lines = "".join(data["text/html"]).splitlines()
+        html = PREFORMATTED.sub(lambda found: found[0].rstrip("\n").replace("\n", "&#10;"), "".join(data["text/html"]))
+        lines = html.splitlines()  # in one line, so that Markdown leaves it alone
         return f'<div class="output">{"".join(line.strip() for line in lines)}</div>'
     return f"```\n{''.join(data['text/plain'])}\n```"
 

@@ -19,8 +19,8 @@ from foundation.namesake import refuse_namesake
 if TYPE_CHECKING:
     from dynabench.api.deployment import Deployment
     from dynabench.api.differences import ArmDifference, Estimate
-    from dynabench.api.experiments import bench, load, plan, run, simulate, sweep
-    from dynabench.api.result import PlanResult, Result, SweepResult
+    from dynabench.api.experiments import bench, load, plan, rehearse, run, simulate, sweep
+    from dynabench.api.result import PlanResult, RehearsalResult, Result, SweepResult
     from dynabench.api.workload import Workload
     from foundation.errors import UserError
 
@@ -29,6 +29,7 @@ __all__ = [
     "Deployment",
     "Estimate",
     "PlanResult",
+    "RehearsalResult",
     "Result",
     "SweepResult",
     "UserError",
@@ -36,6 +37,7 @@ __all__ = [
     "bench",
     "load",
     "plan",
+    "rehearse",
     "run",
     "simulate",
     "sweep",
@@ -46,6 +48,7 @@ _HOMES = {
     "Deployment": "dynabench.api.deployment",
     "Estimate": "dynabench.api.differences",
     "PlanResult": "dynabench.api.result",
+    "RehearsalResult": "dynabench.api.result",
     "Result": "dynabench.api.result",
     "SweepResult": "dynabench.api.result",
     "UserError": "foundation.errors",

@@ -9,6 +9,7 @@ from typing import Any, Self
 import yaml
 
 from dynabench.api.own import named, placed
+from dynabench.api.wording import plain_errors
 from dynabench.deployment import description
 from dynabench.deployment.description import Pool
 from dynabench.deployment.file import (
@@ -21,7 +22,7 @@ from dynabench.deployment.file import (
 )
 from dynabench.deployment.flags import DEFAULT_WORKERS
 from dynabench.deployment.paths import hints, own, sections, settings_of_pool
-from foundation.errors import UserError, plain_errors
+from foundation.errors import UserError
 from foundation.text import instead_of
 from mocker.timing.choose import resolve
 
@@ -80,6 +81,7 @@ class Deployment(description.Deployment):
         self._take(made)
 
     @classmethod
+    @plain_errors()
     def from_yaml(cls, source: str | Path) -> Self:
         """Read a deployment from a YAML file, or from YAML itself: a text of several lines.
 
@@ -99,6 +101,7 @@ class Deployment(description.Deployment):
         self._take(made)
         return self
 
+    @plain_errors()
     def to_yaml(self, path: str | Path | None = None) -> str:
         """Return it as YAML, with what differs from the defaults and without passwords; write it to a file, too, if one is named."""
         text = yaml.safe_dump(as_changed(self), sort_keys=False)
@@ -178,6 +181,8 @@ def _with_names(given: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in given.items():
         place = placed(name, [value])
         text = named(value, place)
+        if place != name and name == "engine":
+            found[name] = "pytok"
         found[place] = {"planner": text} if name == "planner" and isinstance(text, str) else text
     return found
 

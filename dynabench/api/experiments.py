@@ -1,18 +1,18 @@
 """The commands as functions: each takes the options of its command by name, and returns a result."""
 
 import asyncio
-import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, TypeVar
 
 from dynabench.api.deployment import Deployment, deployment_of
 from dynabench.api.notebook import terminal
 from dynabench.api.own import is_own_object, named, placed
-from dynabench.api.result import AnyResult, PlanResult, Result, SweepResult, read_result
+from dynabench.api.result import AnyResult, PlanResult, RehearsalResult, Result, SweepResult, read_result
+from dynabench.api.wording import plain_errors
 from dynabench.arm import ClientConfig, Settings
 from dynabench.deployment.file import as_plain
 from dynabench.experiment.manifest import CALL
@@ -26,7 +26,6 @@ from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
-P = ParamSpec("P")
 T = TypeVar("T")
 AnyDeployment = Deployment | str | Path | None
 AnyWorkload = Workload | str | Path | None
@@ -35,22 +34,7 @@ OF_FILES = ("metrics_like", "format", "columns", "trace_block_size", "router_mod
 """Options of commands that belong to `Workload.read` here, or have a parameter of their own."""
 
 
-def plain_errors(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a function raise UserError, with one line, for all that its user can mend."""
-
-    @functools.wraps(call)
-    def called(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return call(*args, **kwargs)
-        except OSError as error:
-            raise UserError(f"{error.filename or 'the output'}: {error.strerror or error}") from error
-        except ValueError as error:
-            raise UserError(str(error)) from error
-
-    return called
-
-
-@plain_errors
+@plain_errors()
 def simulate(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -91,7 +75,7 @@ def simulate(
     return asked.compared("virtual", experiment, settings, progress)
 
 
-@plain_errors
+@plain_errors()
 def run(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -130,7 +114,7 @@ def run(
     return asked.compared("wall", experiment, settings, progress)
 
 
-@plain_errors
+@plain_errors()
 def sweep(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -172,11 +156,10 @@ def sweep(
     asked.refuse_to_travel(config.backend)
     settings = Settings(asked.deployment, shape, load)
     with terminal(progress) as console, asked.named():
-        folder, manifest, found = run_sweep(asked.workload, config, experiment, settings, console=console)
-    return SweepResult(manifest, found, folder)
+        return SweepResult(*run_sweep(asked.workload, config, experiment, settings, console=console))
 
 
-@plain_errors
+@plain_errors()
 def plan(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -227,11 +210,10 @@ def plan(
     single = replace(pool, replicas=1, timing=replace(pool.timing, tensor_parallel_size=1))
     settings = Settings(replace(fixed, pools=(single,)), shape, load)
     with terminal(progress) as console, asked.named():
-        folder, answer = run_plan(asked.workload, config, experiment, settings, console=console, show=lambda *_: None)
-    return PlanResult(answer, folder)
+        return PlanResult(*run_plan(asked.workload, config, experiment, settings, console=console))
 
 
-@plain_errors
+@plain_errors()
 def bench(
     url: str | Sequence[str],
     workload: AnyWorkload = None,
@@ -279,11 +261,57 @@ def bench(
         urls=urls, given=asked.workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
     )
     with terminal(progress) as console, asked.named():
-        folder, manifest, found = _beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent))
-    return SweepResult(manifest, found, folder)
+        return SweepResult(*_beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent)))
 
 
-@plain_errors
+@plain_errors()
+def rehearse(
+    deployment: AnyDeployment = None,
+    workload: AnyWorkload = None,
+    *,
+    seeds: int | range = 100,
+    faults: Literal["none", "light", "medium", "harsh"] = "medium",
+    requests: int = 60,
+    rate: float = 12.0,
+    jobs: int = 0,
+    out: str | Path = "rehearsal",
+    progress: bool | None = None,
+) -> RehearsalResult:
+    """Run the live code of a deployment on virtual time, with faults, and check what must always hold, as `dynabench rehearse` does.
+
+        rehearse(db.Deployment(workers=4, router_mode=my_mode), seeds=200)
+        rehearse(db.Deployment(workers=4, engine=my_engine))
+
+    The same seed gives the same run.
+
+    Args:
+        deployment: a `Deployment`, or the path of its YAML file.
+        workload: whose requests are sent (default: generated ones, other ones for each seed).
+        seeds: how many seeds, from 0 on; or a range, such as `range(500, 600)`. Each is a rehearsal of its own.
+        faults: how much goes wrong.
+        requests: requests of each rehearsal.
+        rate: requests per second, of generated requests.
+        jobs: rehearsals at once (0: one for each core).
+        out: folder for the files that replay what failed; nothing is written if nothing fails.
+        progress: whether to show how far it is (default: on a terminal and in a notebook).
+
+    Raises:
+        UserError: a setting is invalid, or the deployment has something that cannot run on virtual time.
+    """
+    from dynabench.rehearsal.all_seeds import run_rehearsal
+    from dynabench.rehearsal.settings import RehearseConfig
+
+    numbers = f"{seeds.start}..{seeds.stop}" if isinstance(seeds, range) else str(seeds)
+    given = {"seeds": numbers, "faults": faults, "requests": requests, "rate": rate, "jobs": jobs, "out": Path(out)}
+    config = settings_of(RehearseConfig, given)
+    described, sent = deployment_of(deployment), _workload(workload)
+    with terminal(progress) as console:
+        return RehearsalResult(
+            _beside_a_loop(lambda lent: run_rehearsal(described, sent, config, console=console, interrupt=lent))
+        )
+
+
+@plain_errors()
 def load(*folders: str | Path) -> AnyResult:
     """Read a results folder: of runs, of a sweep, benchmark or plan. Several of one kind are put side by side.
 
@@ -362,16 +390,9 @@ class _Asked:
         from dynabench.experiment.run import run_experiment
 
         def carry_out(lent: Interrupt | None) -> Result:
-            out, manifest, summary, runs = run_experiment(
-                clock,
-                self.workload,
-                experiment,
-                settings,
-                console=console,
-                is_kept=experiment.out is not None,
-                interrupt=lent,
-            )
-            return Result(manifest, summary, runs, out)
+            is_kept = experiment.out is not None
+            given = clock, self.workload, experiment, settings
+            return Result(*run_experiment(*given, console=console, is_kept=is_kept, interrupt=lent))
 
         with terminal(progress) as console, self.named():
             return _beside_a_loop(carry_out) if clock == "wall" else carry_out(None)
@@ -421,13 +442,15 @@ def _beside_a_loop(call: Callable[[Interrupt | None], T]) -> T:
             found.append(call(interrupt))
         except BaseException as error:  # raised again below
             failed.append(error)
+        finally:
+            is_over.set()
 
+    is_over = threading.Event()  # a `join` that a signal ends takes the thread for ended
     with Interrupt() as interrupt:
-        thread = threading.Thread(target=carry_out)
-        thread.start()
-        while thread.is_alive():
+        threading.Thread(target=carry_out).start()
+        while not is_over.is_set():
             with suppress(InterruptError):
-                thread.join()
+                is_over.wait()
     if failed:
         raise failed[0]
     return found[0]

@@ -59,7 +59,7 @@ DOCS: Mapping[str, Mapping[str, Doc]] = {
         "prompt_tokens": Doc("tokens", "prompt tokens of these requests"),
         "cached_tokens": Doc("tokens", "those of them that it found in its cache"),
         "output_tokens": Doc("tokens", "tokens that it generated"),
-        "ttft_sched": Doc("s", "mean TTFT of these requests, from the intended arrival"),
+        "ttft_sched": Doc("s", "mean TTFT of these, from the intended arrival"),
         "tpot": Doc("s", "mean TPOT of these requests"),
     },
     "events": RUN

@@ -1,4 +1,4 @@
-"""Objects of the user's own among settings: a router mode or a planner's policy as a class or function.
+"""Objects of the user's own among settings: a router mode, a planner's policy, step times or an engine as a class or function.
 
 Settings are values that travel to processes as text, so an object becomes a file with its pickle, and its setting the name
 of that file, which every process reads like a mode that the user has written as a file (`foundation.own_code`).
@@ -12,6 +12,7 @@ readable by the user alone, and are removed when the process ends.
 import atexit
 import functools
 import hashlib
+import inspect
 import shutil
 import sys
 import tempfile
@@ -28,29 +29,28 @@ class Kind(NamedTuple):
     """What an object can be for a setting."""
 
     what: str
-    base: str
-    """The class that it derives from, as module and name."""
     method: str
-    """The method that a function is for, with its parameters and what it returns."""
+    """The method that a function is for, with its parameters."""
+    base: str = ""
+    """The class that it derives from, as module and name; any class or instance with the method will do if empty."""
 
 
 KINDS = {
-    "router_mode": Kind("router mode", "serving.router Policy", "costs(candidates)"),
-    "planner": Kind("planner", "serving.planner.policies.policy Policy", "propose(seen)"),
+    "router_mode": Kind("router mode", "costs(candidates)", "serving.router Policy"),
+    "planner": Kind("planner", "propose(seen)", "serving.planner.policies.policy Policy"),
     "timing_file": Kind(
-        "timing model", "mocker.timing.own StepTimes", "step_s(prefill_tokens, num_decodes, num_kv_tokens)"
+        "timing model", "step_s(prefill_tokens, num_decodes, num_kv_tokens)", "mocker.timing.own StepTimes"
     ),
+    "engine_file": Kind("engine", "generate(request)"),
 }
 """By setting; a pool's path may come before its name."""
-PLACES = {"timing": "timing_file"}
+PLACES = {"timing": "timing_file", "engine": "engine_file"}
 """Settings that name a kind of something, and where an object of the user's own goes instead."""
 
 FILE = '''"""{name}, an object that a Python program of this host gave to dynabench as a {what}."""
 
 import pickle
 import sys
-
-from {module} import {base} as Base
 
 sys.path += [folder for folder in {folders!r} if folder not in sys.path]
 _given = pickle.loads({pickled!r})
@@ -60,7 +60,10 @@ _given = pickle.loads({pickled!r})
 CLASS = '''class {name}(_given):
     """The same class, at home in this file."""
 '''
-FUNCTION = '''class {name}(Base):
+FUNCTION = '''from {module} import {base} as Base
+
+
+class {name}(Base):
     """Calls the function that was given."""
 
     default_interval_s = 5.0
@@ -69,11 +72,14 @@ FUNCTION = '''class {name}(Base):
         """Ask it."""
         return _given({parameters})
 '''
+ENGINE = """_engine = _given() if isinstance(_given, type) else _given
+generate = getattr(_engine, "generate", _engine)
+"""
 
 
 def is_own_object(value: Any) -> bool:
     """Return whether a value is an object of the user's own, not one that a setting can have."""
-    return isinstance(value, type) or callable(value)
+    return callable(value) or hasattr(value, "generate")
 
 
 def placed(setting: str, values: Iterable[Any]) -> str:
@@ -107,20 +113,27 @@ def named(value: Any, setting: str) -> Any:
 
 
 def _file(value: Any, name: str, kind: Kind) -> str:
+    if not kind.base:
+        _check_engine(value, name)
+    elif isinstance(value, type):
+        _check_class(value, name, kind)
+    folders = [each for each in sys.path if each]
+    head = FILE.format(name=name, what=kind.what, folders=folders, pickled=_pickled(value, name, kind))
+    if not kind.base:
+        return head + ENGINE
+    if isinstance(value, type):
+        return head + CLASS.format(name=name)
     module, _, base = kind.base.partition(" ")
     method, _, parameters = kind.method.rstrip(")").partition("(")
-    head = FILE.format(
-        name=name,
-        what=kind.what,
-        module=module,
-        base=base,
-        folders=[each for each in sys.path if each],
-        pickled=_pickled(value, name, kind),
-    )
-    if isinstance(value, type):
-        _check_class(value, name, kind)
-        return head + CLASS.format(name=name)
-    return head + FUNCTION.format(name=name, method=method, parameters=parameters)
+    return head + FUNCTION.format(name=name, module=module, base=base, method=method, parameters=parameters)
+
+
+def _check_engine(value: Any, name: str) -> None:
+    """Refuse what is no engine, before any process has it."""
+    if not inspect.isasyncgenfunction(getattr(value, "generate", value)):
+        raise UserError(
+            f"{name} cannot be an engine: expected `async def generate(request)` with a yield, or an object that has one"
+        )
 
 
 def _check_class(value: type, name: str, kind: Kind) -> None:

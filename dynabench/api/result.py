@@ -1,6 +1,6 @@
 """What `simulate`, `run`, `sweep`, `plan` and `bench` return, and `load` reads from a folder."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from dynabench.api.deployment import Deployment
 from dynabench.api.differences import ArmDifference, check_arm
 from dynabench.api.plots import Plots
 from dynabench.api.text import html_of, print_plan, print_summary, print_sweep, text_of
+from dynabench.api.wording import in_python, plain_errors
 from foundation.errors import UserError
 from reports import folder as folders
 from reports.capacity import answer as capacity
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from dynabench.rehearsal.all_seeds import Found
+
 
 class Result:
     """What came of every arm of an experiment; shown as a table and a verdict.
@@ -38,18 +41,16 @@ class Result:
     All times in frames and figures are in seconds unless their name says another unit.
     """
 
-    def __init__(
-        self, manifest: dict[str, Any], summary: Summary, runs: Sequence[Record], folder: Path | None = None
-    ) -> None:
-        """Hold an experiment.
+    def __init__(self, folder: Path | None, manifest: dict[str, Any], summary: Summary, runs: Sequence[Record]) -> None:
+        """Hold an experiment: what `run_experiment` returns.
 
         Args:
+            folder: where it is on the disk, if it was saved.
             manifest: everything needed to run it again and to understand it, as in `experiment.json`.
             summary: its figures and verdicts, as in `summary.json`.
             runs: what was measured.
-            folder: where it is on the disk, if it was saved.
         """
-        self.manifest, self.summary, self.folder = manifest, summary, folder
+        self.folder, self.manifest, self.summary = folder, manifest, summary
         self._runs = list(runs)
 
     @property
@@ -60,7 +61,7 @@ class Result:
     @property
     def verdict(self) -> str:
         """Which arm is best, by how much, and whether that is more than noise."""
-        return self.summary.verdict
+        return in_python(self.summary.verdict)
 
     @property
     def is_complete(self) -> bool:
@@ -75,7 +76,7 @@ class Result:
     @property
     def left_out(self) -> list[str]:
         """The arms that could not be tried, and why."""
-        return list(self.manifest.get("left_out", []))
+        return list(map(in_python, self.manifest.get("left_out", [])))
 
     @cached_property
     def requests(self) -> "pd.DataFrame":
@@ -102,6 +103,7 @@ class Result:
         """The unit and the meaning of each column, by table and column."""
         return frames.columns()
 
+    @plain_errors()
     def arrow(self, name: str = "requests") -> "pa.Table":
         """Return one of the tables as Arrow, for polars (`polars.from_arrow`) and other libraries; unknown values are null.
 
@@ -110,6 +112,7 @@ class Result:
         """
         return frames.table(name, self._runs)
 
+    @plain_errors()
     def compare(self, arm: str, to: str | None = None) -> ArmDifference:
         """Return how an arm differs from another, request by request.
 
@@ -135,6 +138,7 @@ class Result:
         """The report's charts, as axes of matplotlib: `result.plot.ttft_tails()`; `result.plot()` lists those that are not empty."""
         return Plots(self._runs, self.summary)
 
+    @plain_errors()
     def save(self, folder: str | Path) -> Path:
         """Write the results folder, with report and charts, as the commands do.
 
@@ -175,14 +179,14 @@ class Result:
 class SweepResult:
     """What a sweep or benchmark found at each point; its folder keeps the points, and the same call resumes it."""
 
-    def __init__(self, manifest: dict[str, Any], sweep: Sweep, folder: Path | None) -> None:
-        """Hold a sweep."""
-        self.manifest, self.sweep, self.folder = manifest, sweep, folder
+    def __init__(self, folder: Path | None, manifest: dict[str, Any], sweep: Sweep) -> None:
+        """Hold a sweep: what `run_sweep` and `run_bench` return."""
+        self.folder, self.manifest, self.sweep = folder, manifest, sweep
 
     @property
     def verdict(self) -> str:
         """The best point, or what the search found."""
-        return self.sweep.verdict
+        return in_python(self.sweep.verdict)
 
     @property
     def is_complete(self) -> bool:
@@ -217,14 +221,14 @@ class SweepResult:
 class PlanResult:
     """The cheapest layout that meets the limits, what binds it, what more load needs, and how certain that is."""
 
-    def __init__(self, answer: PlanAnswer, folder: Path) -> None:
-        """Hold a plan."""
-        self.answer, self.folder = answer, folder
+    def __init__(self, folder: Path, answer: PlanAnswer) -> None:
+        """Hold a plan: what `run_plan` returns."""
+        self.folder, self.answer = folder, answer
 
     @property
     def verdict(self) -> str:
         """The best layout, and how certain it is."""
-        return self.answer.verdict
+        return in_python(self.answer.verdict)
 
     @property
     def is_complete(self) -> bool:
@@ -261,6 +265,62 @@ class PlanResult:
         return html_of(answer.title, answer.verdict, capacity.grids(answer), lines, details)
 
 
+class RehearsalResult:
+    """What came of rehearsals: how often what went wrong, and which of the things that must always hold did not."""
+
+    def __init__(self, found: "Found") -> None:
+        """Hold rehearsals."""
+        self.found = found
+
+    @property
+    def verdict(self) -> str:
+        """How many seeds were rehearsed, and in how many something did not hold."""
+        return list(self._lines())[-1]
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it was not interrupted."""
+        return self.found.is_complete
+
+    @property
+    def happened(self) -> dict[str, int]:
+        """How often each kind of fault happened, over all seeds."""
+        return {kind: count for kind, count in sorted(self.found.happened.items()) if kind != "end"}
+
+    @cached_property
+    def violations(self) -> "pd.DataFrame":
+        """One row per violation: the seed, what did not hold, how, the file that replays it, and its picture."""
+        import pyarrow as pa
+
+        rows = [
+            (each.seed, one.invariant, one.what, str(each.file), str(each.picture))
+            for each in self.found.failed
+            for one in each.violations
+        ]
+        names, types = ("seed", "invariant", "text", "file", "picture"), (pa.int64(), *4 * [pa.string()])
+        columns = zip(*rows, strict=True) if rows else [()] * len(names)
+        made = {name: pa.array(list(its), kind) for name, its, kind in zip(names, columns, types, strict=True)}
+        return frames.to_pandas(pa.table(made), "result.violations")
+
+    def _lines(self) -> Iterator[str]:
+        from dynabench.rehearsal.all_seeds import lines
+
+        yield from lines(self.found)
+
+    def _failures(self) -> Iterator[str]:
+        for each in self.found.failed:
+            yield f"seed {each.seed}: {each.violations[0]} (dynabench rehearse --replay {each.file}; {each.picture})"
+        if not self.is_complete:
+            yield "interrupted: these are the results so far"
+
+    def __repr__(self) -> str:
+        return "\n".join([*self._lines(), *self._failures()])
+
+    def _repr_html_(self) -> str:
+        *details, verdict = self._lines()
+        return html_of("Rehearsal", verdict, [], self._failures(), details)
+
+
 AnyResult = Result | SweepResult | PlanResult
 
 
@@ -274,14 +334,14 @@ def read_result(paths: Sequence[Path]) -> AnyResult:
 
     if len(paths) == 1 and (paths[0] / "plan.json").is_file():
         try:
-            return PlanResult(msgspec.json.decode((paths[0] / "plan.json").read_bytes(), type=PlanAnswer), paths[0])
+            return PlanResult(paths[0], msgspec.json.decode((paths[0] / "plan.json").read_bytes(), type=PlanAnswer))
         except msgspec.DecodeError as error:
             raise UserError(f"{paths[0]}: not the folder of a plan ({error})") from error
+    folder = paths[0] if len(paths) == 1 else None
     if all(map(sweep_report.is_sweep, paths)):
-        manifest, sweep = sweep_report.combine(list(paths), None)
-        return SweepResult(manifest, sweep, paths[0] if len(paths) == 1 else None)
-    manifest, runs = folders.read(paths[0]) if len(paths) == 1 else folders.combine(list(paths))
-    return Result(manifest, summary_of(manifest, runs), runs, paths[0] if len(paths) == 1 else None)
+        return SweepResult(folder, *sweep_report.combine(list(paths), None))
+    manifest, runs = folders.combine(list(paths)) if folder is None else folders.read(folder)
+    return Result(folder, manifest, summary_of(manifest, runs), runs)
 
 
 def _short(grid: Grid, arms: Sequence[str]) -> Grid:

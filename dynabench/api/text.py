@@ -7,6 +7,7 @@ from dataclasses import replace
 from html import escape
 from typing import Any
 
+from dynabench.api.wording import in_python
 from dynabench.terminal import Terminal
 from reports.capacity import answer as capacity
 from reports.capacity.answer import PlanAnswer
@@ -110,21 +111,32 @@ def text_of(show: Callable[[Terminal], object]) -> str:
     """Return what something prints, for the width of this terminal."""
     file = io.StringIO()
     width = shutil.get_terminal_size((110, 24)).columns
-    show(Terminal(file=file, width=width, force_jupyter=False))  # in a notebook, rich would display it instead
+    show(_InPython(file=file, width=width, force_jupyter=False))  # in a notebook, rich would display it instead
     return file.getvalue().rstrip()
+
+
+class _InPython(Terminal):
+    """A terminal on which sentences name arguments instead of flags."""
+
+    def say(self, text: str, **options: Any) -> None:
+        super().say(in_python(text), **options)
 
 
 def html_of(title: str, verdict: str, grids: Iterable[Grid], lines: Iterable[str], details: Iterable[str]) -> str:
     """Return a result for a notebook: the verdict, its tables, what a reader should know, and, folded, what was run."""
     return "\n".join([
         f"<p><b>{escape(title)}</b></p>",
-        f"<p>{escape(verdict)}</p>",
+        _html_line(verdict),
         *map(_html_table, grids),
-        *(f"<p>{escape(line)}</p>" for line in filter(None, lines)),
+        *map(_html_line, filter(None, lines)),
         "<details><summary>What was run</summary>",
-        *(f"<p>{escape(line)}</p>" for line in filter(None, details)),
+        *map(_html_line, filter(None, details)),
         "</details>",
     ])  # fmt: skip
+
+
+def _html_line(text: str) -> str:
+    return f"<p>{escape(in_python(text))}</p>"
 
 
 def _html_table(grid: Grid) -> str:

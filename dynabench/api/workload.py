@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import workloads
+from dynabench.api.wording import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
-from foundation.errors import plain_errors
 from foundation.settings import settings_of
 from workloads import formats
 from workloads.describe import Description, describe_workload
@@ -19,6 +19,7 @@ class Workload(workloads.Workload):
     __slots__ = ()
 
     @classmethod
+    @plain_errors()
     def read(
         cls,
         *paths: str | Path,
@@ -43,6 +44,7 @@ class Workload(workloads.Workload):
         return cls._of(read_workload(files, format=format, columns=columns, block_size=block_size, tokenizer=tokenizer))
 
     @classmethod
+    @plain_errors()
     def synth(cls, name: str = "synthetic", **settings: Any) -> Self:
         """Generate a workload; the same settings give the same one.
 
@@ -54,11 +56,11 @@ class Workload(workloads.Workload):
         Raises:
             UserError: there is no such setting, or its value is invalid.
         """
-        with plain_errors():
-            config = settings_of(SynthConfig, settings)
+        config = settings_of(SynthConfig, settings)
         return cls(name, config.block_size, synthesize(config))
 
     @classmethod
+    @plain_errors()
     def from_frame(
         cls,
         frame: Any,
@@ -89,6 +91,7 @@ class Workload(workloads.Workload):
         names = {"arrival": arrival, "input": input, "output": output, **columns}
         return cls._of(formats.read_frame(frame, names, title=name, block_size=block_size))
 
+    @plain_errors()
     def write(self, path: str | Path, format: str = formats.DEFAULT) -> None:
         """Write it to a new file, compressed if its name ends in .gz.
 

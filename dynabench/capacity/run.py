@@ -59,7 +59,7 @@ def run_plan(
     settings: Settings,
     *,
     console: Terminal,
-    show: Callable[[Path, PlanAnswer], None],
+    show: Callable[[Path, PlanAnswer], object] = lambda *_: None,
 ) -> tuple[Path, PlanAnswer]:
     """Search for the cheapest layout that meets the limits; resume a folder that has the same plan.
 

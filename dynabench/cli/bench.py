@@ -1,6 +1,5 @@
 """The command that benchmarks endpoints: bench."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -57,6 +56,7 @@ def bench(
         gate_config: When to exit with 1.
         output: What to print.
     """
+    from dynabench.api.result import SweepResult
     from dynabench.benchmark.run import Asked, run_bench
     from dynabench.cli.results import finish_sweep
 
@@ -66,13 +66,14 @@ def bench(
         asked = Asked(
             urls=urls, given=workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
         )
-        out, manifest, summary = run_bench(asked, console=output.terminal(), gates=gate_config.gates())
-    content = json.loads((out / "sweep.json").read_text())
-    code = finish_sweep(manifest, summary, gate_config, output, out, content)
-    if not summary.is_complete:
+        result = SweepResult(*run_bench(asked, console=output.terminal(), gates=gate_config.gates()))
+    code = finish_sweep(result, gate_config, output)
+    if not result.is_complete:
         return INTERRUPTED
     return (
         code
-        if any(isinstance(row, Point) and row.throughput.requests_per_s and not row.notes for row in summary.points)
+        if any(
+            isinstance(row, Point) and row.throughput.requests_per_s and not row.notes for row in result.sweep.points
+        )
         else NOT_GOOD
     )

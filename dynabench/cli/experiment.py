@@ -1,6 +1,5 @@
 """Commands that run experiments: simulate, run and sweep."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -133,6 +132,7 @@ def sweep(
         load: How the workload is sent.
         flags: What describes the deployment.
     """
+    from dynabench.api.result import SweepResult
     from dynabench.cli.results import finish_sweep
     from dynabench.experiment.sweep import run_sweep
 
@@ -141,10 +141,9 @@ def sweep(
         deployed = flags.deployment(deployment, _varied(experiment))
         experiment, settings = _with_modes(experiment, deployment, deployed), Settings(deployed, shape, load)
         gates = gate_config.gates()
-        out, manifest, summary = run_sweep(workload, config, experiment, settings, console=console, gates=gates)
-    content = json.loads((out / "sweep.json").read_text())
-    code = finish_sweep(manifest, summary, gate_config, output, out, content)
-    return code if summary.is_complete else INTERRUPTED
+        result = SweepResult(*run_sweep(workload, config, experiment, settings, console=console, gates=gates))
+    code = finish_sweep(result, gate_config, output)
+    return code if result.is_complete else INTERRUPTED
 
 
 def _varied(experiment: ExperimentConfig) -> list[str]:
@@ -166,12 +165,12 @@ def _compare(
     gate_config: GateConfig,
     output: RunsOutputConfig,
 ) -> int:
+    from dynabench.api.result import Result
     from dynabench.cli.results import finish_runs
     from dynabench.experiment.run import run_experiment
 
     with plain_errors():
-        out, manifest, summary, _ = run_experiment(
-            clock, files, experiment, settings, console=output.terminal(), gates=gate_config.gates()
-        )
-    code = finish_runs(manifest, summary, gate_config, output, out, metrics_like=experiment.metrics_like)
-    return code if summary.is_complete else INTERRUPTED
+        gates, console = gate_config.gates(), output.terminal()
+        result = Result(*run_experiment(clock, files, experiment, settings, console=console, gates=gates))
+    code = finish_runs(result, gate_config, output, metrics_like=experiment.metrics_like)
+    return code if result.is_complete else INTERRUPTED

@@ -36,15 +36,10 @@ def rehearse(
         output: What to print.
         flags: What describes the deployment.
     """
-    from dynabench.experiment.settings import ExperimentConfig
-    from dynabench.experiment.source import source_of
-    from dynabench.interrupt import Interrupt
-    from dynabench.progress import Display
-    from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.all_seeds import lines, read, replay, run_rehearsal
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.own import check_own
     from dynabench.rehearsal.picture import picture_of
-    from workloads.shape import ShapeConfig
 
     console = output.terminal()
     if config.replay is not None:
@@ -65,27 +60,12 @@ def rehearse(
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
         described = flags.deployment(deployment)
-        requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
-        if config.own_engine:
-            check_own(config.own_engine)
-        plan = Plan(described, config.faults, config.requests, config.rate, requests, config.own_engine or "")
-        plan.of(config.numbers[0])
-    for said in left_out(described):
-        console.say(said, style="yellow")
-    with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console):
-        found = rehearse_all(
-            plan,
-            config,
-            interrupt,
-            lambda failed: console.say(
-                f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}\n  {failed.picture}"
-            ),
-        )
+    found = run_rehearsal(described, workload, config, console=console)
     for line in lines(found):
         console.print(line, soft_wrap=True)
     if output.json:
         seeds = {failed.seed: [str(violation) for violation in failed.violations] for failed in found.failed}
         print(json.dumps({"seeds": found.num_seeds, "happened": found.happened, "violations": seeds}, indent=2))
-    if interrupt.is_asked:
+    if not found.is_complete:
         return INTERRUPTED
     return NOT_GOOD if found.failed else DONE

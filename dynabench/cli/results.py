@@ -1,11 +1,13 @@
 """Commands that read results: report, compare, export."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
+from dynabench.api.result import Result, SweepResult
 from dynabench.api.text import print_summary, print_sweep
 from dynabench.cli.gates import (
     CompareGate,
@@ -30,7 +32,6 @@ from reports.key import key_of
 from reports.summarize import summary_of
 from reports.summary import Summary
 from reports.sweep import report as sweep_report
-from reports.sweep.points import Sweep
 from reports.tables import comparison as tables
 from reports.theirs import comparison as their_table
 from reports.verdicts import headline
@@ -92,19 +93,14 @@ def compare(
         gate_config.gates(RUNS)
     manifest, runs = folder.combine(results)
     summary = summary_of(manifest, runs) if out is None else folder.write(out, manifest, runs)
-    return finish_runs(manifest, summary, gate_config, output, out)
+    return finish_runs(Result(out, manifest, summary, runs), gate_config, output)
 
 
 def finish_runs(
-    manifest: dict[str, Any],
-    summary: Summary,
-    gate_config: GateConfig,
-    output: RunsOutputConfig,
-    out: Path | None,
-    *,
-    metrics_like: str | None = None,
+    result: Result, gate_config: GateConfig, output: RunsOutputConfig, *, metrics_like: str | None = None
 ) -> int:
     """Print a comparison, as Markdown if requested, and the results of its gates; return the exit code."""
+    manifest, summary, out = result.manifest, result.summary, result.folder
     console, found = output.terminal(), of_summary(summary, gate_config.gates(RUNS), manifest["left_out"])
     if output.markdown:
         print(tables.markdown(summary, manifest, found))
@@ -161,24 +157,22 @@ def _compare_sweeps(results: list[Path], out: Path | None, gate_config: GateConf
         )
     with plain_errors():
         gate_config.gates(POINTS)
-    manifest, sweep = sweep_report.combine(results, out)
-    return finish_sweep(manifest, sweep, gate_config, output, out, {"summary": msgspec.to_builtins(sweep)})
+    return finish_sweep(SweepResult(out, *sweep_report.combine(results, out)), gate_config, output, is_merged=True)
 
 
-def finish_sweep(
-    manifest: dict[str, Any],
-    sweep: Sweep,
-    gate_config: GateConfig,
-    output: OutputConfig,
-    out: Path | None,
-    content: dict[str, Any],
-) -> int:
+def finish_sweep(result: SweepResult, gate_config: GateConfig, output: OutputConfig, *, is_merged: bool = False) -> int:
     """Print a sweep and the results of its gates; return the exit code."""
+    manifest, sweep, out = result.manifest, result.sweep, result.folder
     console, found = output.terminal(), of_sweep(sweep, gate_config.gates(POINTS), manifest.get("left_out", []))
     print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
     print_results(found, console)
     if out is not None:
         console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    content = (
+        {"summary": msgspec.to_builtins(sweep)}
+        if is_merged or out is None
+        else json.loads((out / "sweep.json").read_text())
+    )
     output.document(out, content | gates_as_json(found))
     checks, wall_s = checks_of_sweep(sweep), wall_s_of_sweep(sweep)
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)

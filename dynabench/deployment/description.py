@@ -7,6 +7,7 @@ import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from dynabench.deployment.fleet import FleetConfig
 from dynabench.deployment.flows import linked_as, shared_as
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.deployment.overhead import OverheadConfig
+from foundation.own_code import shown
 from foundation.settings import Count, check_settings
 from foundation.text import one_line
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
@@ -35,15 +37,17 @@ from serving.role import KV_ROLES, Role
 from serving.router import Mode, RouterConfig
 from serving.runtime.config import RuntimeConfig
 from serving.transfer.config import TransferRunConfig
-from serving.worker.config import ModelRunConfig, WorkerConfig
+from serving.worker.config import ModelRunConfig, OwnEngineConfig, WorkerConfig
 from serving.worker.registry import ENGINES
 
 ECHOES = ("echo_core", "echo_full")
+OWN = ("pytok", "pystr")
+"""Engines that the user wrote: on token ids, and on whole chat requests."""
 if TYPE_CHECKING:
     EngineName = str
     ModelEngineName = str
 else:  # a Literal of the names in the registry
-    EngineName = Literal["mocker", *ECHOES, *ENGINES]
+    EngineName = Literal["mocker", *ECHOES, *ENGINES, *OWN]
     ModelEngineName = Literal["mocker", *ENGINES]
 HAND_OVER = ("mocker", *(name for name, entry in ENGINES.items() if entry.hands_over))
 """Engines that can hand KV over to one another."""
@@ -97,6 +101,9 @@ class Pool:
 
     run: ModelRunConfig = ModelRunConfig()  # noqa: RUF009
     """How an engine runs a model."""
+
+    own: OwnEngineConfig = OwnEngineConfig()  # noqa: RUF009
+    """The user's own engine."""
 
     worker: WorkerConfig = WorkerConfig(migration_limit=3)  # noqa: RUF009
     """What a worker registers, and how it drains."""
@@ -199,7 +206,12 @@ class Pool:
     @property
     def runs_model(self) -> bool:
         """Whether its engine runs a model, with its own package."""
-        return self.engine not in ("mocker", *ECHOES)
+        return self.engine in ENGINES
+
+    @property
+    def engine_name(self) -> str:
+        """The name of its engine; of one of the user's own, that of its file or object."""
+        return Path(shown(self.own.engine_file or "")).name if self.engine in OWN else self.engine
 
     @property
     def model(self) -> str:

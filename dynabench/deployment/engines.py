@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import OWN, Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig, refuse_idle_store
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.config import (
@@ -84,6 +84,11 @@ def pools_of(deployment: Deployment) -> list[SimulatedPool]:
     check_ranks(deployment)
     pools: list[SimulatedPool] = []
     for pool in deployment.pools:
+        if pool.engine in OWN:
+            raise ValueError(
+                f"pools.{pool.name}: {pool.engine_name} is an engine of your own, whose steps are not known in advance; "
+                "use run or rehearse, which call it, or simulate its step times: engine mocker with a timing_file"
+            )
         if pool.engine != "mocker":
             raise ValueError(
                 f"pools.{pool.name}.engine is {pool.engine!r}; expected 'mocker', the only engine that can be simulated"

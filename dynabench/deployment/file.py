@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from dynabench.deployment.description import Deployment, EngineName, Pool
+from dynabench.deployment.description import OWN, Deployment, EngineName, Pool
 from dynabench.deployment.flags import MeasuredFrontendConfig, MeasuredRouterConfig
 from dynabench.deployment.paths import field_of, hints, own, sections, settings_of_pool
 from dynabench.elsewhere import of_setting
@@ -194,6 +194,10 @@ def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
         key = field_of(setting) if part == "worker" else setting
         parts[part][key] = _value(value, hint, f"{where}.{setting}")
     given = parts.pop("")
+    if engine in OWN and "engine_file" not in values:
+        raise ValueError(
+            f"{where}.engine_file is missing; expected the Python file of your engine, with engine {engine}"
+        )
     try:
         blank = Pool(name=name)
         made = {part: dataclasses.replace(getattr(blank, part), **settings) for part, settings in parts.items()}

@@ -11,13 +11,14 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from dynabench.deployment.description import ECHOES, Deployment, Pool
+from dynabench.deployment.description import OWN, Deployment, Pool
 from dynabench.elsewhere import of_setting
 from foundation.text import instead_of
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from serving.frontend.config import FrontendConfig
 from serving.transfer.config import OF_LINKS, TransferRunConfig
 from serving.worker.config import WorkerConfig
+from serving.worker.registry import ENGINES
 
 DECIDED = {
     FrontendConfig: ("router_mode", "namespace", "seed"),
@@ -31,7 +32,7 @@ DECIDED = {
 }
 """Fields without a path, because the deployment or the run decides them."""
 
-OF_PROCESSES = ("worker", "run", "answers")
+OF_PROCESSES = ("worker", "run", "own", "answers")
 """Sections of a pool that apply only to real processes."""
 
 
@@ -67,9 +68,11 @@ def sections_of_pool(engine: str) -> dict[str, type]:
     used = (
         ("mocker", "sglang", "trtllm", "timing", "answers")
         if engine == "mocker"
-        else ()
-        if engine in ECHOES
+        else ("own",)
+        if engine in OWN
         else ("run",)
+        if engine in ENGINES
+        else ()
     )
     return {name: kind for name, kind in sections(Pool).items() if name in (*used, "worker")}
 

@@ -2,9 +2,10 @@
 
 import socket
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
-from dynabench.deployment.description import ECHOES, Deployment, Pool
+from dynabench.deployment.description import ECHOES, OWN, Deployment, Pool
 from foundation.errors import UserError
 from serving.frontend.config import FrontendConfig
 from serving.frontend.server import frontend_program, frontend_programs
@@ -158,6 +159,11 @@ def _engine(deployment: Deployment, pool: Pool, stores: list[Program]) -> Engine
         return LightEngine("serving.mocker", settings=settings)
     if pool.engine in ECHOES:
         return LightEngine("serving.echo", words=(pool.engine.removeprefix("echo_"),))
+    if pool.engine in OWN:
+        file = pool.own.engine_file
+        if file is None or not Path(file).is_file():
+            raise ValueError(f"pools.{pool.name}.engine_file is {file!r}: there is no such file")
+        return LightEngine("serving.own", words=(pool.engine, file))
     return EngineChoice(pool.engine, pool.run, pool.arguments)
 
 

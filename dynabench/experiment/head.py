@@ -49,7 +49,7 @@ def head_of(
             f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
         ),
         "KV tiers": kv_tiers(deployments),
-        "Engine": _each(pool.engine for pool in decoders if pool.engine != "mocker"),
+        "Engine": _each(pool.engine_name for pool in decoders if pool.engine != "mocker"),
         "Speculation": speculation_of(pool for deployment in deployments for pool in deployment.pools),
         "Encoder": _each(
             _encoder(pool) for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"
@@ -263,6 +263,8 @@ def _launch(pool: Pool) -> str:
 def _errors(pools: Sequence[Pool]) -> str:
     """Describe the error of each pool's times, with the name of the engine if there are several."""
     said = {(pool.engine_type, _error(pool.timing)): None for pool in pools if pool.engine == "mocker"}
+    if not said:
+        return ""
     if len({text for _, text in said}) == 1 or len({kind for kind, _ in said}) == 1:
         text = _each(text for _, text in said)
     else:

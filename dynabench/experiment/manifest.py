@@ -16,7 +16,7 @@ import msgspec
 from dynabench.additions import masked_header
 from dynabench.apis import WHOLE, Way
 from dynabench.arm import Arm, ClientConfig, Settings
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import OWN, Deployment, Pool
 from dynabench.deployment.file import as_plain, plain_pool
 from dynabench.experiment.head import engine_error, head_of
 from dynabench.experiment.no_effect import no_effect
@@ -275,6 +275,8 @@ def _workers(deployment: Deployment) -> str:
         parts = " and ".join(f"{pool.replicas} in {pool.name}" for pool in deployment.pools)
         return f"{deployment.num_workers} engines ({parts})"
     (pool,) = deployment.pools
+    if pool.engine in OWN:
+        return f"{_counted(pool.replicas, 'worker')} with {pool.engine_name}"
     if not pool.runs_model:
         return _counted(pool.replicas, "simulated engine")
     facts = described_engine(pool)

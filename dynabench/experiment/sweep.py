@@ -30,6 +30,7 @@ from dynabench.interrupt import Interrupt, InterruptError
 from dynabench.progress import Display
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.own_code import shown
 from foundation.settings import short_value
 from reports import gate
 from reports.figures.conditions import Condition
@@ -120,10 +121,12 @@ def _varied(arms: list[Arm]) -> str:
     for name, its in values.items():
         if len(its) > 1:
             is_range = len(its) > 2 and all(isinstance(value, (int, float)) and value is not True for value in its)
-            shown = (
-                f"{short_value(min(its))} to {short_value(max(its))}" if is_range else ", ".join(map(short_value, its))
+            text = (
+                f"{short_value(min(its))} to {short_value(max(its))}"
+                if is_range
+                else ", ".join(shown(short_value(value)) for value in its)
             )
-            parts.append(shown if name == "router_mode" else f"{name.replace('_', ' ')} {shown}")
+            parts.append(text if name == "router_mode" else f"{name.replace('_', ' ')} {text}")
     return "; ".join(parts)
 
 

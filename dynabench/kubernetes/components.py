@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import OWN, Deployment, Pool
 from dynabench.deployment.processes import DeploymentParts, check_store, kept_gib, parts_of
 from dynabench.kubernetes import names
 from dynabench.kubernetes.arguments import arguments_of
@@ -267,11 +267,13 @@ def _check_own_code(deployment: Deployment) -> None:
     modes = {"router_mode": deployment.router_mode} | {
         f"pools.{pool.name}.router_mode": pool.router_mode for pool in deployment.pools if pool.router_mode
     }
-    for setting, name in (modes | {"planner": deployment.planner.planner}).items():
-        if is_own(base_and_additions(name)[0]):
-            raise ValueError(
-                f"{setting} is {name!r}; expected a built-in one: your own files are not copied into the cluster"
-            )
+    given = modes | {"planner": deployment.planner.planner}
+    files = {setting: name for setting, name in given.items() if is_own(base_and_additions(name)[0])}
+    files |= {f"pools.{pool.name}.engine_file": pool.engine_name for pool in deployment.pools if pool.engine in OWN}
+    for setting, name in files.items():
+        raise ValueError(
+            f"{setting} is {name!r}; expected a built-in one: your own files are not copied into the cluster"
+        )
 
 
 def _check_used(config: ClusterConfig, deployment: Deployment, *, loads_model: bool) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import secrets
-import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ import uvloop
 
 from dynabench.apis import endpoint_of
 from dynabench.arm import ClientConfig, Run
-from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.description import OWN, Deployment, Pool
 from dynabench.deployment.engines import check_fits, check_one_model, engines_of
 from dynabench.deployment.engines import context_of as longest
 from dynabench.deployment.processes import check_engines
@@ -77,7 +76,7 @@ def measure(
     if client.url is None:
         _check_ends(client, workload)
         run = serving_adapters(on_this_host(run), workload)
-        if not _runs_model(run.deployment):
+        if not (_runs_model(run.deployment) or run.deployment.pools[0].engine in OWN):
             for engine in set(engines_of(run.deployment)):
                 check_fits(workload, engine, fail_on_too_long=run.settings.load.fail_on_too_long)
 
@@ -112,7 +111,7 @@ def measure(
             return with_fleet(record, stack.hands.fleet_use(start, start + wall_s), run.deployment)
 
     with contextlib.ExitStack() as stack:
-        return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt())))
+        return uvloop.run(_interruptible(whole, interrupt or stack.enter_context(Interrupt()), view))
 
 
 async def _send(
@@ -226,14 +225,16 @@ def _runs_model(deployment: Deployment) -> bool:
     return deployment.pools[0].runs_model
 
 
-async def _interruptible(run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt) -> Record:
+async def _interruptible(
+    run: Callable[[asyncio.Event, asyncio.Event], Any], interrupt: Interrupt, view: View | None
+) -> Record:
     """Carry out a run; a signal ends it early, or cancels it while its stack starts, and a second one ends it at once."""
     stop, is_up, loop = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop()
     running = asyncio.ensure_future(run(stop, is_up))
 
     def obey() -> None:
-        if not stop.is_set():
-            print(STOPPING if is_up.is_set() else STOPPING_EARLY, file=sys.stderr)
+        if not stop.is_set() and view is not None:
+            view.say(STOPPING if is_up.is_set() else STOPPING_EARLY)
         if stop.is_set() or not is_up.is_set():
             running.cancel()
         stop.set()

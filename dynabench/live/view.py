@@ -20,6 +20,9 @@ class View(Protocol):
     def update(self, stats: Stats) -> None:
         """Show the latest progress."""
 
+    def say(self, text: str) -> None:
+        """Say what happens to the run, where progress is shown."""
+
 
 class Animated:
     """Something that moves on a terminal while it is entered, and is nothing elsewhere."""
@@ -38,6 +41,10 @@ class Animated:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+
+    def say(self, text: str) -> None:
+        """Print a line on stderr, unless the terminal is quiet."""
+        self._console.report(text)
 
 
 class LiveView(Animated):

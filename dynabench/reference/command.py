@@ -45,6 +45,7 @@ def programs() -> dict[str, App]:
         "serving.router_service": commands.router_app,
         "serving.mocker": commands.mocker_app,
         "serving.echo": commands.echo_app,
+        "serving.own": commands.own_app,
         **{f"serving.{entry.command}": commands.engine_app(name) for name, entry in ENGINES.items()},
         "serving.openai": commands.openai_app,
         "serving.kv_store": commands.store_app,

@@ -6,7 +6,7 @@ from typing import Any
 
 import docstring_parser
 
-from dynabench.deployment.description import ECHOES, HAND_OVER, Deployment, Pool
+from dynabench.deployment.description import ECHOES, HAND_OVER, OWN, Deployment, Pool
 from dynabench.deployment.file import COMMON, MEASURED
 from dynabench.deployment.paths import field_of, hints, is_of_processes, own, sections, settings_of_pool
 from dynabench.experiment.axes import OF_ROLES, VIRTUAL
@@ -34,7 +34,8 @@ A key that is unknown or has a value that it cannot have is refused, with its pa
 KINDS = {
     "Simulated engines": (("mocker",), "mocker"),
     "Engines that run a model": (tuple(ENGINES), "run"),
-    "Workers of every engine": (("mocker", *ENGINES, *ECHOES), "worker"),
+    "Your own engine": (OWN, "own"),
+    "Workers of every engine": (("mocker", *ENGINES, *ECHOES, *OWN), "worker"),
 }
 """Settings of pools: which engines have them, and the part of a pool that holds them."""
 

@@ -1,5 +1,6 @@
 """Many rehearsals, one for each seed; those that fail are made smaller, and written to files that replay them."""
 
+import contextlib
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -11,11 +12,14 @@ import msgspec
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.settings import ExperimentConfig
+from dynabench.experiment.source import Given, source_of
 from dynabench.interrupt import Interrupt
+from dynabench.progress import Display
 from dynabench.rehearsal.faults import Level, draw, idle_kinds
 from dynabench.rehearsal.invariants import Violation
 from dynabench.rehearsal.loop import unheard
-from dynabench.rehearsal.own import is_chat
+from dynabench.rehearsal.own import check_own, is_chat, own_of
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
@@ -23,9 +27,11 @@ from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk
 from dynabench.rehearsal.stage import names_of
 from dynabench.rehearsal.story import Story
-from foundation.errors import UserError
+from dynabench.terminal import Terminal
+from foundation.errors import UserError, plain_errors
 from foundation.files import replace_text
 from workloads import Workload
+from workloads.shape import ShapeConfig
 
 SCHEMA = "dynabench.rehearsal/1"
 
@@ -51,6 +57,8 @@ class Found(NamedTuple):
     happened: Counter[str]
     """How often each kind of fault happened."""
     failed: list[Failed]
+    is_complete: bool = True
+    """Whether it was not interrupted."""
 
 
 class Plan(NamedTuple):
@@ -72,11 +80,12 @@ class Plan(NamedTuple):
             if self.workload is None
             else taken(self.workload, seed, self.num_requests, model)
         )
-        asked = [msgspec.structs.replace(one, is_chat=is_chat(self.own_engine)) for one in asked]
+        own = self.own_engine or own_of(self.deployment)
+        asked = [msgspec.structs.replace(one, is_chat=is_chat(own)) for one in asked]
         workers, others = names_of(self.deployment)
         rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
         faults = draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle)
-        return Rehearsal(seed, asked, faults, self.own_engine)
+        return Rehearsal(seed, asked, faults, own)
 
 
 def left_out(deployment: Deployment) -> list[str]:
@@ -97,6 +106,38 @@ def carry_out(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome]:
     if outcome.violations or not whole.faults:
         return calm, outcome
     return whole, rehearse(plan.deployment, whole, outcome.texts)
+
+
+def run_rehearsal(
+    deployment: Deployment,
+    given: Given,
+    config: RehearseConfig,
+    *,
+    console: Terminal,
+    interrupt: Interrupt | None = None,
+) -> Found:
+    """Rehearse a deployment with every seed, and say which fail; without a workload, each seed generates its requests.
+
+    Raises:
+        UserError: a setting is invalid, or the deployment cannot be rehearsed.
+    """
+    with plain_errors():
+        requests = source_of(given, ExperimentConfig())(ShapeConfig()) if given else None
+        if config.own_engine:
+            check_own(config.own_engine)
+        plan = Plan(deployment, config.faults, config.requests, config.rate, requests, config.own_engine or "")
+        plan.of(config.numbers[0])
+    for said in left_out(deployment):
+        console.say(said, style="yellow")
+
+    def show(failed: Failed) -> None:
+        console.say(f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}\n  {failed.picture}")
+
+    with (
+        contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt,
+        Display("rehearsing", "seeds", interrupt, console),
+    ):
+        return rehearse_all(plan, config, interrupt, show)._replace(is_complete=not interrupt.is_asked)
 
 
 def rehearse_all(

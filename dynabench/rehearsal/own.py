@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from dynabench.deployment.description import Deployment
 from foundation.errors import UserError
 from serving.engines.own import OwnEngine
 from serving.runtime.memory.node import NODE
@@ -29,6 +30,18 @@ def check_own(engine: str) -> None:
         raise UserError(f"own_engine is {engine!r}; expected pystr:FILE or pytok:FILE")
     if not Path(file).expanduser().is_file():
         raise UserError(f"own_engine is {engine!r}: there is no file {file}")
+
+
+def own_of(deployment: Deployment) -> str:
+    """Return the engine of the user's own that every worker of a deployment runs, as `pytok:FILE`; nothing if there is none.
+
+    Raises:
+        UserError: only some workers run it.
+    """
+    kinds = {f"{pool.engine}:{pool.own.engine_file}" if pool.engine in KINDS else "" for pool in deployment.pools}
+    if len(kinds) > 1:
+        raise UserError("pools have several engines, of which some are your own; expected the same one in each pool")
+    return kinds.pop()
 
 
 def is_chat(engine: str) -> bool:

@@ -324,9 +324,10 @@ async def _echo(actor: Actor) -> None:
     await _work(actor, network, worker, Echo(kind))
 
 
-async def _own(actor: Actor, engine: str) -> None:
+async def _own(actor: Actor, engine: str = "") -> None:
+    """Run the user's own engine: a given one, or that of the program's pool."""
     worker, network = actor.program.settings[0], actor.program.settings[-1]
-    await _work(actor, network, worker, own_engine(engine, worker))
+    await _work(actor, network, worker, own_engine(engine or ":".join(actor.program.arguments[2:]), worker))
 
 
 async def _work(
@@ -362,7 +363,7 @@ async def _planner(actor: Actor) -> None:
         await actor.planner.run(MemoryConnector(actor.node.network))
 
 
-ENGINES: dict[str, Main] = {"serving.mocker": _mocker, "serving.echo": _echo}
+ENGINES: dict[str, Main] = {"serving.mocker": _mocker, "serving.echo": _echo, "serving.own": _own}
 MAINS: dict[str, Main] = {
     **ENGINES,
     "serving.frontend": _frontend,

@@ -30,6 +30,7 @@ from serving.engines.mock.engine import (
     refuse_idle_tiers,
 )
 from serving.engines.openai.engine import OpenAiServer
+from serving.engines.own import OwnEngine
 from serving.frontend.config import FrontendConfig
 from serving.kv_tiers.config import KvStoreServiceConfig
 from serving.kv_tiers.store import serve_store
@@ -71,6 +72,7 @@ RuntimeSettings = Annotated[RuntimeConfig, flat("Runtime", 4)]
 frontend_app = program("serving.frontend", "The OpenAI frontend, with the router inside.")
 mocker_app = program("serving.mocker", "Mocker workers: simulated engines that serve in real time.")
 echo_app = program("serving.echo", "An echo engine as a worker.")
+own_app = program("serving.own", "An engine of your own, a Python file, as a worker.")
 openai_app = program(
     "serving.openai",
     "An OpenAI server, such as vllm serve, as a worker. Fields after -- are added to the body of each request.",
@@ -291,6 +293,32 @@ def echo(
     refuse_role(worker, f"echo_{kind}")
 
     run_process(lambda stopping: run_worker(network, worker, Echo(kind), stopping))
+
+
+@own_app.default
+def own(
+    kind: Literal["pytok", "pystr"],
+    file: str,
+    /,
+    *,
+    worker: WorkerSettings = WorkerConfig(),  # noqa: B008
+    runtime: RuntimeSettings | None = None,
+    verbose: Verbosity = 0,
+) -> None:
+    """Serve an engine of your own.
+
+    Args:
+        kind: What it takes: pytok (token ids) or pystr (whole chat requests).
+        file: The Python file, which defines `async def generate(request)`.
+        worker: What to serve, and where.
+        runtime: How to be found.
+        verbose: How much to log.
+    """
+    set_up(verbose)
+    worker, network = _resolve(worker, runtime or RuntimeConfig())
+    refuse_role(worker, kind)
+    engine = OwnEngine(kind, file, worker, ModelRunConfig(), (), http_port=0)
+    run_process(lambda stopping: run_worker(network, worker, engine, stopping))
 
 
 @router_app.default

@@ -85,6 +85,14 @@ class WorkerConfig(ModelConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OwnEngineConfig:
+    """An engine of the user's own."""
+
+    engine_file: str | None = None
+    """Python file that defines `async def generate(request)`: the engine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelRunConfig:
     """How an engine runs a model."""
 

@@ -1,5 +1,7 @@
 """`import dynabench as db`: the commands as functions, and results as objects."""
 
+import ast
+import asyncio
 import dataclasses
 import os
 import re
@@ -8,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 
 import matplotlib as mpl
@@ -16,12 +19,16 @@ import polars
 import pytest
 
 import dynabench as db
+from dynabench.api.wording import in_python
 from dynabench.cli.app import main
 from dynabench.cli.flags import VirtualFlags
 from dynabench.deployment.file import as_plain
 from dynabench.deployment.flags import PoolConfig
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
+from dynabench.rehearsal.all_seeds import Failed, Found
+from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.run import Rehearsal
 from serving.planner.policies.policy import Proposal
 from serving.router import Policy
 
@@ -433,10 +440,17 @@ def test_an_object_that_cannot_travel_is_one_line(trace):
         (lambda: db.simulate("nowhere.jsonl"), "nowhere.jsonl"),
         (lambda: db.simulate(deployment=3), "expected a Deployment or the path of its YAML file, not int"),
         (lambda: db.simulate(slo="ttft < "), "slo"),
-        (lambda: db.sweep(find="rate_scale"), "--find searches for the highest value that meets the limits"),
+        (lambda: db.sweep(find="rate_scale"), "find searches for the highest value that meets the limits; set them with slo or slo_preset"),
         (lambda: db.run(url="http://127.0.0.1:9", deployment=db.Deployment()), "leave one out"),
         (lambda: db.run(url="http://127.0.0.1:9"), "127.0.0.1:9"),
         (lambda: db.load(), "name a results folder"),
+        (lambda: db.rehearse(seeds=0), "seeds is '0'; expected a number"),
+        (lambda: db.rehearse(faults="mild"), "faults must be"),
+        (lambda: db.rehearse(db.Deployment(engine="vllm", model="x")), "worker-0 (serving.vllm) cannot be rehearsed"),
+        (lambda: db.Deployment(engine=my_mode), "my_mode cannot be an engine: expected `async def generate(request)` with a yield"),
+        (lambda: db.Deployment(engine="pytok"), "pools.worker.engine_file is missing; expected the Python file of your engine"),
+        (lambda: db.run(deployment=db.Deployment(engine="pytok", engine_file="x.py")), "pools.worker.engine_file is 'x.py': there is no such file"),
+        (lambda: db.simulate(deployment=db.Deployment(engine=letters)), "pools.worker: letters is an engine of your own, whose steps are not known in advance; use run or rehearse"),
     ],
 )  # fmt: skip
 def test_a_wrong_call_raises_one_line_and_nothing_else(call, message):
@@ -524,8 +538,6 @@ def test_a_server_is_benchmarked(url, tmp_path):
 
 
 def test_a_server_is_measured_where_an_event_loop_runs_as_in_a_notebook(trace, url):
-    import asyncio
-
     async def cell():
         return db.run(trace, url=url, max_requests=20, rate_scale=20.0, server_metrics=False)
 
@@ -537,18 +549,180 @@ def test_a_mode_of_ones_own_routes_over_http(trace):
     assert found.workers.requests.tolist() == [20, 0]
 
 
-def test_ctrl_c_returns_what_is_done():
-    long = db.Workload.synth(requests=30_000, rate=40, isl=200, osl=50)
+async def letters(request):
+    """Continue the alphabet after the tokens that are there."""
+    known = len(request["token_ids"])
+    for number in range(known, known + request["stop_conditions"]["max_tokens"]):
+        await asyncio.sleep(0.01)
+        yield {"token_ids": [97 + number % 26]}
+    yield {"token_ids": [], "finish_reason": "length"}
+
+
+class Restarting:
+    """Begins the alphabet again, whatever is there, and counts its answers."""
+
+    num_answers = 0
+
+    async def generate(self, request):
+        self.num_answers += 1
+        for number in range(request["stop_conditions"]["max_tokens"]):
+            await asyncio.sleep(0.01)
+            yield {"token_ids": [97 + number % 26]}
+        yield {"token_ids": [], "finish_reason": "length"}
+
+
+@pytest.mark.parametrize("engine", [letters, Restarting, Restarting()])
+def test_an_engine_of_ones_own_answers_over_http(trace, engine):
+    found = db.run(trace, db.Deployment(engine=engine, workers=2), max_requests=10, rate_scale=20.0)
+    assert found.requests.osl.tolist() == [request.output_length for request in list(trace)[:10]]
+    assert found.workers.requests.tolist() == [5, 5]
+
+
+def test_engines_of_ones_own_are_compared(trace):
+    found = db.run(
+        trace, db.Deployment(engine=letters), vary={"engine": [letters, Restarting]}, max_requests=10, rate_scale=20.0
+    )
+    assert list(found.arms) == ["engine_file letters", "engine_file Restarting"]
+
+
+def test_an_engine_of_ones_own_is_rehearsed(tmp_path):
+    found = db.rehearse(db.Deployment(engine=letters, workers=2), seeds=1, faults="harsh", out=tmp_path / "r")
+    assert found.violations.empty
+    assert found.verdict == "1 seed, 0 violations"
+    assert found.happened["restart"] == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_violations_of_a_rehearsal_are_rows_with_the_file_that_replays_them(tmp_path):
+    file = tmp_path / "seed-4.json"
+    violations = [Violation("right-text", "request 3 has another text"), Violation("alive", "worker-0 ended")]
+    smaller = Rehearsal(4, [], [])
+    failed = Failed(4, violations, file, file.with_suffix(".html"), smaller)
+    found = db.RehearsalResult(Found(5, 300, 1, 40.0, Counter({"kill": 2, "end": 2}), [failed]))
+    assert found.violations[["seed", "invariant"]].to_numpy().tolist() == [[4, "right-text"], [4, "alive"]]
+    assert set(found.violations.file) == {str(file)}
+    assert found.happened == {"kill": 2}
+    assert found.verdict == "5 seeds, 1 with violations (alive, right-text)"
+    assert f"--replay {file}" in repr(found)
+    assert "right-text" in found._repr_html_()
+
+
+def test_a_deployment_file_names_an_engine_of_ones_own(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "async def generate(request):\n    yield {'token_ids': [], 'finish_reason': 'stop'}\n"
+    )
+    made = db.Deployment(engine="pytok", engine_file=str(tmp_path / "mine.py"), workers=2)
+    assert db.Deployment.from_yaml(made.to_yaml()) == made
+    assert "engine_file: " in made.to_yaml()
+
+
+# The words of messages
+
+
+@pytest.mark.parametrize(
+    ("of_command", "of_python"),
+    [
+        ("set them with --slo or --slo-preset", "set them with slo or slo_preset"),
+        ("use --jobs 1", "use jobs=1"),
+        ("name it with --backend ray or --backend dask", 'name it with backend="ray" or backend="dask"'),
+        ("give its --url, without --no-server-metrics", "give its url, without server_metrics=False"),
+        ("such as --slo 'ttft.p99 <= 2s'", 'such as slo="ttft.p99 <= 2s"'),
+        ("or --gpus with --vary prefill_workers=1,2", 'or gpus with vary={"prefill_workers": [1, 2]}'),
+        ("raise it (ulimit -Hn 9; of a container, --ulimit nofile=9), or use --clients 2", "raise it (ulimit -Hn 9; of a container, --ulimit nofile=9), or use clients=2"),
+        ("run `dynabench verify --engine-core vllm` first", "run `dynabench verify --engine-core vllm` first"),
+        ("Launch: vllm serve m --max-num-seqs 256, on each host", "Launch: vllm serve m --max-num-seqs 256, on each host"),
+        ("kv is NVIDIA Dynamo --router-mode kv, with less", "kv is NVIDIA Dynamo --router-mode kv, with less"),
+    ],
+)  # fmt: skip
+def test_messages_name_arguments_and_no_flags(of_command, of_python):
+    assert in_python(of_command) == of_python
+
+
+FOREIGN = {"all-metrics", "scheduler-cls", "ulimit", "hf-overrides"}
+"""Flags in messages that the API cannot cause, or of other programs."""
+
+
+def test_no_message_of_the_experiments_has_a_flag_that_is_no_argument():
+    root, left = Path(__file__).parents[2], set()
+    rooms = (
+        "api",
+        "arm.py",
+        "apis.py",
+        "benchmark",
+        "capacity",
+        "deployment",
+        "experiment",
+        "live",
+        "rehearsal",
+        "virtual",
+    )
+    for path in sorted(
+        path
+        for room in rooms
+        for path in [root / "dynabench" / room, *(root / "dynabench" / room).rglob("*.py")]
+        if path.is_file()
+    ):
+        raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
+        texts = [node.value for each in raised for node in ast.walk(each) if isinstance(node, ast.Constant)]
+        left |= {
+            flag
+            for text in texts
+            if isinstance(text, str)
+            for flag in re.findall(r"(?<![\w`-])--([a-z][a-z-]+)", in_python(text))
+        }
+    assert left <= FOREIGN
+
+
+def test_a_folder_that_exists_is_refused_in_words_of_python(result, tmp_path):
+    with pytest.raises(db.UserError, match=r"exists; choose another") as caught:
+        result.save(tmp_path)
+    assert "--" not in str(caught.value)
+
+
+@pytest.mark.parametrize("is_cell", [False, True])
+def test_ctrl_c_in_a_live_run_returns_what_is_done_and_prints_nothing(url, capfd, is_cell):
+    long = db.Workload.synth(requests=5000, rate=40, isl=16, osl=4)
+
+    def measured():
+        interrupted_after(1.5)
+        return db.run(long, url=url, server_metrics=False)
+
+    async def cell():
+        return measured()
+
+    found = asyncio.run(cell()) if is_cell else measured()
+    assert not found.is_complete
+    assert 0 < len(found.requests) < 5000
+    assert capfd.readouterr() == ("", "")
+
+
+def test_ctrl_c_in_a_benchmark_prints_nothing(url, tmp_path, capfd):
+    interrupted_after(2.5)
+    found = db.bench(
+        url, concurrency=[1, 2, 4, 8], duration_s=1, isl=16, osl=4, out=tmp_path / "b", server_metrics=False
+    )
+    assert not found.is_complete
+    assert capfd.readouterr() == ("", "")
+
+
+def interrupted_after(seconds):
+    """Press Ctrl-C after a while."""
 
     def ctrl_c():
-        time.sleep(1.0)
+        time.sleep(seconds)
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=ctrl_c).start()
+
+
+def test_ctrl_c_returns_what_is_done(capfd):
+    long = db.Workload.synth(requests=30_000, rate=40, isl=200, osl=50)
+    interrupted_after(1.0)
     found = db.simulate(long, vary={"router_mode": ["round-robin"]}, repeats=50, jobs=1)
     assert not found.is_complete
     assert "interrupted: these are the results so far" in repr(found)
     assert 0 < len(found.requests) < 50 * 30_000
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_function_is_a_timing_model(trace):
