@@ -103,6 +103,17 @@ def test_predictions_of_published_points_are_those_of_the_file(program, points):
         assert (ttft, tpot) == pytest.approx((point.ttft, point.tpot), rel=1e-3), point
 
 
+def test_no_configuration_of_mixtures_both_chose_what_launching_takes_and_judges_it(points):
+    layouts = benchmarks.program("splits").LAYOUT
+    mixtures = points[~points.model_path.str.contains("Llama") & points.backend.isin(["vllm", "trtllm"])]
+    configurations = {
+        split: set(rows[["backend", "model_path", "gpu", "precision", *layouts]].itertuples(index=False, name=None))
+        for split, rows in mixtures.groupby("split")
+    }
+    assert configurations["fitted"] and configurations["other half"]
+    assert not configurations["fitted"] & configurations["other half"]
+
+
 @pytest.mark.parametrize(("split", "tpot", "ttft"), BOUNDS)
 def test_no_figure_of_the_published_points_is_worse_than_before(program, points, split, tpot, ttft):
     (rows,) = (rows for name, rows in program.summary(points) if name == split)
