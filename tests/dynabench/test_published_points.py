@@ -40,10 +40,10 @@ POINTS = [
 BOUNDS = [
     ("dense on vllm, all other points", 3.9, 12.8),
     ("dense on trtllm, all other points", 6.9, 18.9),
-    ("mixtures on vllm, all other points", 20.3, 27.7),
+    ("mixtures on vllm, all other points", 20.4, 22.8),
     ("mixtures on sglang, all other points", 11.8, 28.4),
-    ("mixtures on trtllm, all other points", 13.3, 44.9),
-    ("all", 12.5, 26.6),
+    ("mixtures on trtllm, all other points", 12.0, 24.2),
+    ("all", 12.2, 21.1),
 ]
 
 
