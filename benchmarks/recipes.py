@@ -24,6 +24,8 @@ from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 
 BLACKWELL = ("b200", "b300", "gb200")
+MEASURED_ON = r"measured=(\d+-\d+-\d+)"
+"""The day of a run, in its source."""
 SPREAD = 0.8
 """InferenceX: the shortest request, as a share of the longest."""
 

@@ -469,7 +469,9 @@ def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_lay
 def test_ranks_share_experts_and_wait_for_the_slowest():
     engine, timing = (
         SglangConfig(attn_dp_size=8),
-        TimingConfig(model="deepseek-ai/DeepSeek-R1", gpu="h200", tensor_parallel_size=8),
+        TimingConfig(
+            model="deepseek-ai/DeepSeek-R1", gpu="h200", tensor_parallel_size=8, max_cudagraph_capture_size=1024
+        ),
     )
     model = resolve(engine, timing).timing
     prompt, decode = Load(chunk(1024), 0, 0), Load(None, 8, 8000)
