@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from fidelity_points import workload_of
-from recipes import started
+from recipes import MEASURED_ON, started
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
@@ -82,6 +82,7 @@ def read(path: Path) -> tuple[pd.DataFrame, Counter[str]]:
     kept[LAYOUT] = kept[LAYOUT].clip(lower=1).astype(int)
     given = kept.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)")[0].astype(float)
     batches = kept.decode_batch_size * kept.decode_num_workers * kept.decode_attention_dp_size
+    kept["measured"] = kept.silicon_data_source.str.extract(MEASURED_ON)[0].fillna("")
     kept["concurrency"] = given.fillna(batches).astype(int)
     return kept.reset_index(drop=True), Counter(reasons[reasons != ""].tolist())
 

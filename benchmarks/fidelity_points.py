@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from joblib import Parallel, delayed
-from recipes import pool_of, shortest_of
+from recipes import MEASURED_ON, pool_of, shortest_of
 from splits import is_dense, rows, split_of
 
 from dynabench.arm import Run, Settings
@@ -92,7 +92,7 @@ def read(path: Path) -> pd.DataFrame:
     correct_layouts(table)
     table["precision"] = table.precision.fillna("")
     table["backend_version"] = table.backend_version.fillna("")
-    table["measured"] = table.silicon_data_source.str.extract(r"measured=(\d+-\d+-\d+)")[0].fillna("")
+    table["measured"] = table.silicon_data_source.str.extract(MEASURED_ON)[0].fillna("")
     table["drafts"] = drafts(table)
     table = table[~table.duplicated(SAME_RUN)]
     return table[(table["mode"] == "agg") & table.gpu.isin(gpu_names()) & table.concurrency.notna() & (table.osl > 1)]

@@ -7,7 +7,8 @@ vLLM's times are fitted to every second dense point, for both architectures toge
 the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU. The
 other backends get vLLM's times and factors on their kernels for each architecture (`fit_kernels`). These are fitted to
 every second of at most 40 points of each model, GPU and precision that have the backend's own scheduler, of dense
-models if there are any. benchmarks/fidelity_points.py defines points.
+models if there are any. What launching the kernels of mixtures adds, without CUDA graphs, is fitted for vLLM and
+TensorRT-LLM to TTFT of short prompts (`fit_mixtures`). benchmarks/fidelity_points.py defines points.
 
 Some values are not fitted here: the times of RTX cards are those of their recorded runs, which had no HTTP; the cost of
 exchanges between ranks comes from the recorded run of two; and the sizes up to which vLLM fused all-reduces are the
@@ -16,17 +17,19 @@ runs'.
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 from fidelity_points import predict, read
 from fit_kernels import written
 from joblib import Parallel, delayed
 from recipes import quantization_of
 from scipy.optimize import least_squares
-from splits import ARCHITECTURES, chosen, rows
+from splits import ARCHITECTURES, chosen, mixtures, rows
 
 from mocker.timing import catalog
 from mocker.timing.choose import resolve
@@ -43,6 +46,9 @@ TIGHT = 0.03
 PULL = 0.02
 LAUNCHES = (0.0, 3e-3, 4e-3)
 """Tried, in seconds a layer."""
+TRIED = (0.0, 1e-3, 2e-3, 4e-3)
+"""The same for vLLM's and TensorRT-LLM's mixtures, between which TTFT is interpolated."""
+FINE_S = 5e-5
 MOST_ERROR = 0.7
 """Errors (logarithms) beyond which a point counts no more: the first runs of SGLang in FP4 waited for seconds at any load."""
 PARTS = 4
@@ -134,20 +140,33 @@ def fit_launches(own: dict[str, Any], engines: Engines, points: list[Point]) -> 
     own["launch_experts_s"] = LAUNCHES[int(np.argmin(errors))]
 
 
-def main() -> None:
-    """Fit vLLM's times, then the scales."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("points", type=Path)
-    parser.add_argument("--only-scales", action="store_true")
-    parser.add_argument("--backends", nargs="*", default=("trtllm", "sglang"), help="whose factors are fitted")
-    parser.add_argument("--write", action="store_true")
-    options = parser.parse_args()
-    table, engines = read(options.points), json.loads(ENGINES.read_text())
-    if not options.only_scales:
+def fit_mixtures(engines: Engines, backend: str, architecture: str, table: pd.DataFrame) -> None:
+    """Fit what launching kernels adds in layers with experts, and with latent attention: the least mean error of TTFT.
+
+    Models without latent attention tell the first, those with it the second. Each point is predicted at a few values, and
+    its TTFT is interpolated between them.
+    """
+    own = engines[backend][architecture]
+    is_latent = table.model_path.str.contains("DeepSeek|Kimi")
+    for name, points in (("launch_experts_s", rows(table[~is_latent])), ("launch_latent_s", rows(table[is_latent]))):
+        if not points:
+            continue
+        errors = []
+        for launch_s in TRIED:
+            own[name] = launch_s
+            errors.append(log_errors(engines, points)[:, 0])
+        fine = np.arange(0, TRIED[-1], FINE_S)
+        found = np.array([np.interp(fine, TRIED, point) for point in np.transpose(errors)])
+        own[name] = float(f"{fine[np.nanmean(np.minimum(np.abs(found), MOST_ERROR), axis=0).argmin()]:.3g}")
+
+
+def fit_dense(engines: Engines, table: pd.DataFrame, backends: Sequence[str], only_scales: bool) -> None:
+    """Fit vLLM's times, then the factors of the other backends, and print the errors of both halves."""
+    if not only_scales:
         halves = [rows(chosen(table, "vllm", architecture))[::2] for architecture in ARCHITECTURES]
         fit_vllm(engines, [point for points in halves for point in points])
     for architecture in ARCHITECTURES:
-        for backend in ("vllm", *options.backends):
+        for backend in ("vllm", *backends):
             points = rows(chosen(table, backend, architecture))
             if backend != "vllm":
                 fit_kernels(engines, backend, architecture, points[::2])
@@ -155,6 +174,24 @@ def main() -> None:
             told("  the half that chose them", points[::2], engines)
             told("  the other half", points[1::2], engines)
         print(flush=True)
+
+
+def main() -> None:
+    """Fit vLLM's times, then the scales, then what launching mixtures takes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", type=Path)
+    parser.add_argument("--only-scales", action="store_true")
+    parser.add_argument("--only-mixtures", action="store_true")
+    parser.add_argument("--backends", nargs="*", default=("trtllm", "sglang"), help="whose factors are fitted")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    table, engines = read(options.points), json.loads(ENGINES.read_text())
+    if not options.only_mixtures:
+        fit_dense(engines, table, options.backends, options.only_scales)
+    for architecture in ARCHITECTURES:
+        for backend in ("vllm", "trtllm"):
+            fit_mixtures(engines, backend, architecture, mixtures(table, backend, architecture)[0])
+            print(f"{backend} on {architecture}: {engines[backend][architecture]}", flush=True)
     if options.write:
         ENGINES.write_text(written(engines))
 

@@ -24,6 +24,8 @@ from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 
 BLACKWELL = ("b200", "b300", "gb200")
+MEASURED_ON = r"measured=(\d+-\d+-\d+)"
+"""The day of a run, in its source."""
 SPREAD = 0.8
 """InferenceX: the shortest request, as a share of the longest."""
 
@@ -37,6 +39,8 @@ class Started(NamedTuple):
     max_num_batched_tokens: int = 8192
     max_num_seqs: int = 0
     """Set if it is more than the number of concurrent requests."""
+    max_cudagraph_capture_size: int = 512
+    """vLLM's default. 0 for 70B on B200, whose compilation settings capture decodes alone (`FULL_DECODE_ONLY`)."""
 
 
 def is_sweep(point: Any) -> bool:
@@ -80,12 +84,26 @@ def timing_of(point: Any, gpu: str) -> TimingConfig:
         kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         gpu_memory_utilization=0.9 if vllm is None else vllm.gpu_memory_utilization,
         timed_as=point.backend,
+        max_cudagraph_capture_size=0 if vllm is None else vllm.max_cudagraph_capture_size,
     )
 
 
+def has_launches(point: Any) -> bool:
+    """Return whether a script is known whose steps with a prompt launch their kernels one by one."""
+    if is_sweep(point):
+        return False
+    return point.backend != "vllm" or started(point, point.gpu).max_cudagraph_capture_size < int(point.isl)
+
+
 def has_whole_experts(point: Any) -> bool:
-    """Return whether each GPU has whole experts; Kimi's script on B200 leaves out the expert parallelism that it is given."""
-    return bool(point.moe_ep_size > 1) and not (point.backend == "vllm" and "Kimi" in point.model_path)
+    """Return whether each GPU has whole experts, which the scripts of vLLM do not always take from their parameters.
+
+    Kimi's on B200 leaves out the expert parallelism that it is given. MiniMax's first one always has it (`-ge 1`).
+    """
+    if point.backend == "vllm" and "Kimi" in point.model_path:
+        return False
+    is_first = point.backend == "vllm" and "MiniMax" in point.model_path and point.backend_version == "0.17.0"
+    return bool(point.moe_ep_size > 1) or is_first
 
 
 def num_gpus_of(point: Any) -> int:
@@ -131,16 +149,22 @@ def started(point: Any, gpu: str) -> Started:
     match point.model_path.rpartition("/")[2]:
         case "Llama-3.1-70B":
             is_plain = gpu == "h100"
-            return Started(not is_plain, not is_plain, max_num_seqs=512 if gpu in BLACKWELL else 0)
+            most = 512 if gpu in BLACKWELL else 0
+            return Started(not is_plain, not is_plain, max_num_seqs=most, max_cudagraph_capture_size=0)
+        case "MiniMax-M2.5" if point.backend_version == "0.17.0":
+            return Started(False, gpu_memory_utilization=0.95)
         case "MiniMax-M2.5":
-            is_first = point.backend_version == "0.17.0"
-            return Started(not is_first, max_num_batched_tokens=8192 if is_first else 2 * int(point.isl))
+            # TTFT of the nightly build, 35 to 50 ms above that of 0.19.0 five days later, says that it had no such graphs.
+            most = 2048 if point.backend_version == "0.19.0" else 512
+            return Started(True, max_num_batched_tokens=2 * int(point.isl), max_cudagraph_capture_size=most)
+        case "Kimi-K2.5" if point.measured == "2026-04-20":
+            return Started(True, max_num_batched_tokens=2 * int(point.isl), max_cudagraph_capture_size=2048)
         case "Kimi-K2.5":
             # The FP4 checkpoint asks for an 8-bit cache: 64 requests, which 16 bits have no room for, did not wait.
             is_small = point.precision == "fp4"
             return Started(is_small, gpu_memory_utilization=0.9 if is_small else 0.95)
         case "gpt-oss-120b":
-            return Started(False)
+            return Started(False, max_cudagraph_capture_size=2048)
     return Started(False, async_scheduling=False)  # NVIDIA's sweep on 0.12
 
 

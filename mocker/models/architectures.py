@@ -221,7 +221,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         kinds=by.flags("hybrid_layer_pattern", {0: FULL, 1: SLIDING}, 0),
         ignored=("attention_chunk_size",),
     ),
-    "minimax_m2": Architecture(feed_forward=mixture(), names=MIXTRAL, ignored=("attn_type_list",)),
+    "minimax_m2": Architecture(
+        attention=attend.normed_across, feed_forward=mixture(), names=MIXTRAL, ignored=("attn_type_list",)
+    ),
     "minimax_m3": Architecture(
         attention=attend.picks_blocks,
         defaults={"index_n_heads": 4, "index_head_dim": 128, "index_topk_blocks": 16, "index_block_size": 128},

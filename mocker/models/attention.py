@@ -100,6 +100,11 @@ def window(k: Keys, kind: str) -> int:
     return 0
 
 
+def normed_across(k: Keys, kind: str) -> Mixer:
+    """MiniMax M2: queries are normed over all heads together, and so are keys (`MiniMaxText01RMSNormTP` in vLLM)."""
+    return replace(grouped_query(k, kind), is_normed_across=True)
+
+
 def multi_query(k: Keys, kind: str) -> Mixer:
     """Attention with one KV head unless the file says otherwise (StarCoder, Falcon)."""
     has_one, is_new = k.flag("multi_query", True), k.flag("new_decoder_architecture")

@@ -92,6 +92,8 @@ class Mixer:
     """Most tokens that one attends to, or with compression, sees uncompressed; 0: all."""
     has_kv: bool = True
     """False if it reads the KV of an earlier layer."""
+    is_normed_across: bool = False
+    """Whether queries, and keys, are normed over all heads together, so that GPUs add up their squares."""
     compression: int = 1
     """Tokens whose KV is kept as one entry."""
     index: Index | None = None

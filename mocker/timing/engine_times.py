@@ -53,6 +53,7 @@ def roofline_of(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int)
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,
         sampling=timing.sampling,
+        graph_tokens=timing.graph_tokens,
     )
     return Roofline(found)
 

@@ -83,6 +83,8 @@ class EngineTimes:
     """Host time of a layer of a step with prefill, if that has no CUDA graph: its kernels are launched one by one."""
     launch_experts_s: float
     """The same, added for a layer with routed experts, which has several times as many kernels."""
+    launch_latent_s: float
+    """The same, added for latent attention, which computes keys and values of prompts before it attends to them."""
     request_s: float
     """Time between client and scheduler, both ways together."""
     prompt_token_s: float

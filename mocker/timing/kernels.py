@@ -56,7 +56,7 @@ class Matrices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllReduce:
-    """Sums over the GPUs that share a layer, of one hidden state for each token."""
+    """Sums over the GPUs that share a layer, of a hidden state for each token, or of a few numbers."""
 
     measured: AllReduces
     """None: nothing is shared."""
@@ -120,7 +120,7 @@ class ExpertLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelPart:
-    """Half a layer: a mixer, or a feed-forward network, each with a norm before it and a sum over GPUs after it."""
+    """Half a layer: a mixer, or a feed-forward network, each with a norm before it and sums over GPUs in or after it."""
 
     count: int
     """Layers that have it."""
@@ -130,7 +130,7 @@ class KernelPart:
     elementwise: float
     """Values that small kernels move for each token."""
     elementwise_bandwidth: float
-    reduce: AllReduce
+    sums: tuple[AllReduce, ...]
     experts: ExpertLayer | None = None
     token_s: float = 0.0
     """To update a state by a token."""
@@ -147,7 +147,7 @@ class KernelPart:
         time = self.fixed_s + num_tokens * (HALF * self.elementwise / self.elementwise_bandwidth + self.token_s)
         for matrices in self.matrices:
             time += matrices.seconds(num_tokens)
-        return self.count * (time + experts_s + self.reduce.seconds(num_tokens))
+        return self.count * (time + experts_s + sum([total.seconds(num_tokens) for total in self.sums]))
 
 
 class Head(NamedTuple):

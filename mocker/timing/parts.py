@@ -14,6 +14,8 @@ from mocker.timing.sampling import SAMPLERS, Sampler, Sampling
 ELEMENTWISE_EFFICIENCY = 0.6
 HEAD_EFFICIENCY = 0.75
 MLA_EFFICIENCY = 0.5
+SQUARES_BYTES = 8.0
+"""A token's sums of squares of queries and of keys, in 32 bits."""
 STATE_EFFICIENCY = 0.5
 """Of updating a state: the share of the bandwidth in a decode, and of the 16-bit peak in a prefill. It was not measured."""
 
@@ -30,6 +32,7 @@ def coefficients(
     link_gbps: float | None = None,
     async_scheduling: bool = True,
     sampling: Sampling = "greedy",
+    graph_tokens: int = 0,
 ) -> Coefficients:
     """Compute the parts of a model's step times on a GPU.
 
@@ -57,7 +60,7 @@ def coefficients(
         attention=_attention(device, shape, everything),
         reaches=[reaches[window] for window in sorted(reaches)],
         head=_head(device, shape, SAMPLERS[sampling]),
-        host=_host(device, parts, async_scheduling),
+        host=_host(device, shape, async_scheduling, graph_tokens),
     )
 
 
@@ -165,13 +168,16 @@ class Device:
 
 def _mixer(device: Device, mixer: Mixer, count: int, hidden_size: int, reduce: AllReduce) -> KernelPart:
     gpu = device.gpu
+    sums: tuple[AllReduce, ...] = (reduce,)
+    if mixer.is_normed_across and device.num_gpus > 1:
+        sums += (replace(reduce, token_bytes=SQUARES_BYTES, fused_bytes=0.0),)
     return KernelPart(
         count=count,
         matrices=device.matrices(mixer.matrices),
         fixed_s=device.decode.launch_s + device.engine.layer_s / 2,
         elementwise=4 * hidden_size,
         elementwise_bandwidth=gpu.bandwidth * ELEMENTWISE_EFFICIENCY,
-        reduce=reduce,
+        sums=sums,
         token_s=mixer.state_flops / device.num_gpus / (gpu.flops["bfloat16"] * STATE_EFFICIENCY),
     )
 
@@ -186,7 +192,7 @@ def _feed_forward(
         fixed_s=device.engine.layer_s / 2,
         elementwise=4 * hidden_size + 3 * activated / device.num_gpus,
         elementwise_bandwidth=device.gpu.bandwidth * ELEMENTWISE_EFFICIENCY,
-        reduce=reduce,
+        sums=(reduce,),
         experts=experts,
     )
 
@@ -291,10 +297,13 @@ def _head(device: Device, shape: ModelShape, sampler: Sampler) -> Head:
     )
 
 
-def _host(device: Device, parts: Sequence[KernelPart], async_scheduling: bool) -> Host:
+def _host(device: Device, shape: ModelShape, async_scheduling: bool, graph_tokens: int) -> Host:
     engine = device.engine
-    launches_s = sum([part.count for part in parts]) / 2 * engine.launch_layer_s
-    launches_s += sum([part.count for part in parts if part.experts is not None]) * engine.launch_experts_s
+    launches_s = 0.0
+    for mixer, count in shape.mixers:
+        launches_s += count * (engine.launch_layer_s / 2 + (engine.launch_latent_s if mixer.latent_flops else 0.0))
+    for network, count in shape.feed_forwards:
+        launches_s += count * (engine.launch_layer_s / 2 + (engine.launch_experts_s if network.num_experts else 0.0))
     if async_scheduling:
-        return Host(0.0, 0.0, engine.step_s, engine.step_s + launches_s, engine.sequence_s)
-    return Host(engine.step_s, engine.sequence_s, 0.0, launches_s, 0.0)
+        return Host(0.0, 0.0, engine.step_s, engine.step_s + launches_s, engine.sequence_s, graph_tokens)
+    return Host(engine.step_s, engine.sequence_s, 0.0, launches_s, 0.0, graph_tokens)

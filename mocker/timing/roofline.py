@@ -59,7 +59,8 @@ class Roofline:
         )
         for reach in self._reaches:
             kernels += reach.mixed(prefill, attention.pad, num_decodes, num_kv_tokens)
-        least = host.least_mixed_s + sequences * host.least_sequence_s
+        has_graph = num_tokens + num_decodes <= host.graph_tokens
+        least = (host.least_s if has_graph else host.least_mixed_s) + sequences * host.least_sequence_s
         if kernels < least:
             kernels = least
         return kernels + host.step_s + sequences * host.sequence_s
@@ -195,6 +196,8 @@ class Host(NamedTuple):
     """The same with prefill, whose kernels may be launched one by one."""
     least_sequence_s: float
     """The same for each sequence."""
+    graph_tokens: int = 0
+    """Most tokens of a step with prefill that CUDA graphs launch, which takes no longer than to launch a decode."""
 
 
 class Coefficients(NamedTuple):

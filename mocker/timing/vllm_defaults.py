@@ -7,6 +7,8 @@ from mocker.timing.gpu import Gpu
 GIB = 2**30
 
 GPU_MEMORY_UTILIZATION = 0.92
+MAX_CUDAGRAPH_CAPTURE_SIZE = 512
+"""With at least 256 sequences."""
 
 
 class ServerDefaults(NamedTuple):

@@ -40,10 +40,10 @@ POINTS = [
 BOUNDS = [
     ("dense on vllm, all other points", 3.9, 12.8),
     ("dense on trtllm, all other points", 6.9, 18.9),
-    ("mixtures on vllm, all other points", 20.3, 27.7),
+    ("mixtures on vllm, all other points", 20.4, 22.8),
     ("mixtures on sglang, all other points", 11.8, 28.4),
-    ("mixtures on trtllm, all other points", 13.3, 44.9),
-    ("all", 12.5, 26.6),
+    ("mixtures on trtllm, all other points", 12.0, 24.2),
+    ("all", 12.2, 21.1),
 ]
 
 
@@ -101,6 +101,17 @@ def test_predictions_of_published_points_are_those_of_the_file(program, points):
         ttft, tpot, problem = program.predict(point, point.gpu)
         assert problem == ""
         assert (ttft, tpot) == pytest.approx((point.ttft, point.tpot), rel=1e-3), point
+
+
+def test_no_configuration_of_mixtures_both_chose_what_launching_takes_and_judges_it(points):
+    layouts = benchmarks.program("splits").LAYOUT
+    mixtures = points[~points.model_path.str.contains("Llama") & points.backend.isin(["vllm", "trtllm"])]
+    configurations = {
+        split: set(rows[["backend", "model_path", "gpu", "precision", *layouts]].itertuples(index=False, name=None))
+        for split, rows in mixtures.groupby("split")
+    }
+    assert configurations["fitted"] and configurations["other half"]
+    assert not configurations["fitted"] & configurations["other half"]
 
 
 @pytest.mark.parametrize(("split", "tpot", "ttft"), BOUNDS)

@@ -156,9 +156,55 @@ def test_a_prefill_that_is_bound_by_compute_takes_the_time_of_its_flops():
 def test_more_work_takes_longer(gpu):
     model = roofline(gpu).timing
     assert model.decode(8, 8000).first < model.decode(16, 8000).first < model.decode(16, 16000).first
-    alone, beside = model.mixed(chunk(512), 0, 0), model.mixed(chunk(512), 16, 16000)
+    alone, beside = model.mixed(chunk(480), 0, 0), model.mixed(chunk(480), 16, 16000)
     assert alone < beside < alone + model.decode(16, 16000).first  # the weights are read once
     assert model.mixed(chunk(2048), 0, 0) < model.mixed(chunk(2048, 8192), 0, 0) < model.mixed(chunk(10240), 0, 0)
+
+
+def test_steps_with_prompts_that_cuda_graphs_launch_take_as_long_as_their_kernels():
+    many, few, none = (
+        roofline("b200", max_cudagraph_capture_size=most, timed_as=engine).timing
+        for most, engine in ((2048, "vllm"), (512, "vllm"), (2048, "sglang"))
+    )
+    launched_s = 32 * find_engine("vllm", "blackwell").launch_layer_s
+    assert many.mixed(chunk(1000), 0, 0) < launched_s < few.mixed(chunk(1000), 0, 0)
+    assert few.mixed(chunk(505), 7, 7000) < launched_s < few.mixed(chunk(505), 8, 7000)
+    assert many.mixed(chunk(2049), 0, 0) == few.mixed(chunk(2049), 0, 0)
+    assert many.decode(8, 8000) == few.decode(8, 8000)
+    assert none.mixed(chunk(1000), 0, 0) == roofline("b200", timed_as="sglang").timing.mixed(chunk(1000), 0, 0)
+
+
+def test_launching_prompts_takes_longer_with_experts_and_with_latent_attention():
+    gpu, plain = find_gpu("b200"), find_engine("trtllm", "blackwell")
+    plain = replace(plain, launch_layer_s=1.0, launch_experts_s=0.0, launch_latent_s=0.0)
+
+    def least_s(model, **launches):
+        engine = replace(plain, **launches)
+        return Roofline(coefficients(find_model(model), gpu, engine, tensor_parallel_size=8)).mixed(chunk(9), 0, 0)
+
+    for model, layers, mixtures, latent in (
+        ("openai/gpt-oss-120b", 36, 36, 0),
+        ("deepseek-ai/DeepSeek-V3", 61, 58, 61),
+    ):
+        assert least_s(model) == pytest.approx(layers, abs=0.01)
+        assert least_s(model, launch_experts_s=0.5) == pytest.approx(layers + mixtures / 2, abs=0.01)
+        assert least_s(model, launch_latent_s=0.5) == pytest.approx(layers + latent / 2, abs=0.01)
+
+
+def test_norms_over_all_heads_are_one_more_sum_over_gpus_in_each_layer():
+    gpu, engine, shape = find_gpu("b200"), find_engine("vllm", "blackwell"), find_model("MiniMaxAI/MiniMax-M2.5")
+    layers = tuple(
+        (layer._replace(mixers=tuple(replace(mixer, is_normed_across=False) for mixer in layer.mixers)), count)
+        for layer, count in shape.layers
+    )
+    other = replace(shape, layers=layers)
+    for num_gpus in (1, 2, 4):
+        across, apart = (
+            Roofline(coefficients(found, gpu, engine, tensor_parallel_size=num_gpus)).decode(8, 8000).first
+            for found in (shape, other)
+        )
+        sum_s = 0.0 if num_gpus == 1 else gpu.all_reduce[num_gpus][0][1]
+        assert across - apart == pytest.approx(62 * sum_s, abs=1e-9)
 
 
 def test_two_gpus_are_faster_than_one_but_less_than_twice():
@@ -423,7 +469,9 @@ def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_lay
 def test_ranks_share_experts_and_wait_for_the_slowest():
     engine, timing = (
         SglangConfig(attn_dp_size=8),
-        TimingConfig(model="deepseek-ai/DeepSeek-R1", gpu="h200", tensor_parallel_size=8),
+        TimingConfig(
+            model="deepseek-ai/DeepSeek-R1", gpu="h200", tensor_parallel_size=8, max_cudagraph_capture_size=1024
+        ),
     )
     model = resolve(engine, timing).timing
     prompt, decode = Load(chunk(1024), 0, 0), Load(None, 8, 8000)

@@ -243,6 +243,12 @@ def test_what_changes_step_times_is_refused_only_where_they_are_a_gpus():
     assert without_effect({"port": 1}, SimulationConfig()) is None
 
 
+def test_steps_with_prompts_have_cuda_graphs_up_to_the_size_that_vllm_is_told():
+    assert made(LLAMA, gpu="b200").timing.max_cudagraph_capture_size == 512
+    line = f"{LLAMA} --max-cudagraph-capture-size 2048"
+    assert made(line, gpu="b200").timing.max_cudagraph_capture_size == 2048
+
+
 def test_weights_are_fp8_on_request_only_if_they_have_16_bits():
     assert made(f"{LLAMA} -q fp8", gpu="h100").timing.quantization == "fp8"
     assert made(f"{DEEPSEEK} -q fp8 -tp 8", gpu="h200").timing.quantization is None
