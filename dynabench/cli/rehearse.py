@@ -42,8 +42,8 @@ def rehearse(
     from dynabench.progress import Display
     from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
     from dynabench.rehearsal.logs import show_logs
-    from dynabench.rehearsal.own import check_own
     from dynabench.rehearsal.picture import picture_of
+    from dynabench.rehearsal.stage.own import check_own
     from workloads.shape import ShapeConfig
 
     console = output.terminal()

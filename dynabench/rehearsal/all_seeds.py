@@ -12,17 +12,18 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.faults import Level, draw, idle_kinds
-from dynabench.rehearsal.invariants import Violation
-from dynabench.rehearsal.loop import unheard
-from dynabench.rehearsal.own import is_chat
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.clients.questions import generated, taken
+from dynabench.rehearsal.faults.draw import draw, idle_kinds
+from dynabench.rehearsal.faults.fault import Level
 from dynabench.rehearsal.picture import picture_of, write_picture
-from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk
-from dynabench.rehearsal.stage import names_of
-from dynabench.rehearsal.story import Story
+from dynabench.rehearsal.stage.own import is_chat
+from dynabench.rehearsal.stage.stage import names_of
+from dynabench.rehearsal.stage.story import Story
+from dynabench.rehearsal.virtual_time.loop import unheard
 from foundation.errors import UserError
 from foundation.files import replace_text
 from workloads import Workload

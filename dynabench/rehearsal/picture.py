@@ -9,11 +9,11 @@ import msgspec
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain
-from dynabench.rehearsal.client import Answer
-from dynabench.rehearsal.invariants import INVARIANTS, Violation
+from dynabench.rehearsal.checks.invariants import INVARIANTS, Violation
+from dynabench.rehearsal.clients.client import Answer
 from dynabench.rehearsal.run import Outcome
-from dynabench.rehearsal.stage import names_of
-from dynabench.rehearsal.story import Story, Stretch
+from dynabench.rehearsal.stage.stage import names_of
+from dynabench.rehearsal.stage.story import Story, Stretch
 from foundation.files import replace_text
 from reports import page
 from reports.charts import lanes

@@ -11,34 +11,30 @@ from typing import Any
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.rehearsal.client import Answer, Question, ask_all
-from dynabench.rehearsal.faults import Fault, Weather, bursts, carry_out
-from dynabench.rehearsal.invariants import (
-    Met,
-    Violation,
-    Watch,
-    at_rest,
-    limits_of,
-    of_answers,
-    of_discovery,
-    of_failures,
-    of_programs,
-)
-from dynabench.rehearsal.lives import in_stores, read_well
-from dynabench.rehearsal.loop import OutsideError, VirtualLoopError, run
-from dynabench.rehearsal.of_planner import PlanWatch, of_plan
-from dynabench.rehearsal.own import is_chat, without_threads
-from dynabench.rehearsal.stage import Stage
-from dynabench.rehearsal.story import Story
-from dynabench.rehearsal.supervisor import Supervisor
+from dynabench.rehearsal.checks.answers import of_answers, of_failures
+from dynabench.rehearsal.checks.discovery import of_discovery
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.checks.met import Met
+from dynabench.rehearsal.checks.planner import PlanWatch, of_plan
+from dynabench.rehearsal.checks.programs import limits_of
+from dynabench.rehearsal.checks.rest import at_rest, in_stores, of_programs, read_well
+from dynabench.rehearsal.checks.watch import Watch
+from dynabench.rehearsal.clients.client import Answer, Question, ask_all
+from dynabench.rehearsal.faults.draw import bursts
+from dynabench.rehearsal.faults.fault import Fault
+from dynabench.rehearsal.faults.happen import carry_out
+from dynabench.rehearsal.faults.weather import Weather
+from dynabench.rehearsal.stage.own import is_chat, without_threads
+from dynabench.rehearsal.stage.stage import UP_S, Stage
+from dynabench.rehearsal.stage.story import Story
+from dynabench.rehearsal.stage.supervisor import Supervisor
+from dynabench.rehearsal.virtual_time.loop import OutsideError, VirtualLoopError, run
 from foundation.errors import UserError
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
 BROKERED = 0.25
 """The share of seeds with which requests and events go over a server, as with NATS."""
-UP_S = 5.0
-"""Within this time after the start every worker is known (s)."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
 NOT_OF_OWN_ENGINES = {"counted"}
@@ -139,8 +135,8 @@ async def _whole(
             *of_answers(answers, texts, met),
             *of_failures(answers, met, limits_of(stage)),
             *at_rest(stage),
-            *(Violation(*each) for each in in_stores(stage)),
-            *(Violation(*each) for each in (() if faults else read_well(stage))),
+            *in_stores(stage),
+            *(() if faults else read_well(stage)),
             *of_programs(stage),
             *of_discovery(stage),
             *of_plan(deployment, stage, supervisor, loop.time()),

@@ -14,9 +14,12 @@ import pytest
 from benchmarks.mutations import BLIND, MUTATIONS
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
-from dynabench.rehearsal.client import Answer, Question
-from dynabench.rehearsal.faults import Fault, Kind, bursts
-from dynabench.rehearsal.invariants import INVARIANTS, Met, of_answers, of_failures
+from dynabench.rehearsal.checks.answers import of_answers, of_failures
+from dynabench.rehearsal.checks.invariants import INVARIANTS
+from dynabench.rehearsal.checks.met import Met
+from dynabench.rehearsal.clients.client import Answer, Question
+from dynabench.rehearsal.faults.draw import bursts
+from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig

@@ -9,8 +9,8 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.all_seeds import Plan, carry_out, lines, read, rehearse_all, replay
-from dynabench.rehearsal.faults import Fault
-from dynabench.rehearsal.questions import generated, taken
+from dynabench.rehearsal.clients.questions import generated, taken
+from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import Rehearsal
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk

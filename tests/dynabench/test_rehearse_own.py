@@ -6,9 +6,9 @@ import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, replay
-from dynabench.rehearsal.faults import Fault
-from dynabench.rehearsal.own import check_own
+from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import rehearse
+from dynabench.rehearsal.stage.own import check_own
 from foundation.errors import UserError
 
 DEPLOYMENT = Deployment(router_mode="round-robin", pools=(Pool(replicas=2),))

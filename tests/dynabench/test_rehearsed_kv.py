@@ -9,8 +9,9 @@ import pytest
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.rehearsal.all_seeds import replay
-from dynabench.rehearsal.client import Question
-from dynabench.rehearsal.faults import HARSH, Fault, idle_kinds
+from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.faults.draw import HARSH, idle_kinds
+from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.engines.kv import reader

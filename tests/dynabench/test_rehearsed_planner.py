@@ -16,13 +16,14 @@ from dynabench.deployment.fleet import FleetConfig
 from dynabench.planner.hands import Hands
 from dynabench.planner.roster import Roster
 from dynabench.rehearsal.all_seeds import Plan, carry_out, left_out
-from dynabench.rehearsal.client import Answer
-from dynabench.rehearsal.faults import Fault, draw
-from dynabench.rehearsal.invariants import Met
-from dynabench.rehearsal.loop import run
-from dynabench.rehearsal.questions import generated
+from dynabench.rehearsal.checks.met import Met
+from dynabench.rehearsal.clients.client import Answer
+from dynabench.rehearsal.clients.questions import generated
+from dynabench.rehearsal.faults.draw import draw
+from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import Rehearsal, rehearse
-from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, Stage, names_of
+from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, Stage, names_of
+from dynabench.rehearsal.virtual_time.loop import run
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.planner import Planner, PlannerConfig

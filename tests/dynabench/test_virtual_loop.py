@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 
-from dynabench.rehearsal.loop import (
+from dynabench.rehearsal.virtual_time.loop import (
     DeadlockError,
     LivelockError,
     OutsideError,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dynabench.rehearsal.loop import run
+from dynabench.rehearsal.virtual_time.loop import run
 from serving.runtime.memory import tcp
 from serving.runtime.memory.network import Network
 from serving.runtime.memory.requests import HIGH_WATER_BYTES

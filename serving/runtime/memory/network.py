@@ -7,8 +7,8 @@
     network.heal()
 
 It is driven by the running event loop alone. By default it is perfect and immediate; faults are set and called by
-whoever drives it. A paused node is stopped on a virtual loop only (`dynabench/rehearsal/loop.py`): on others, its
-messages wait, but its code runs.
+whoever drives it. A paused node is stopped on a virtual loop only (`dynabench/rehearsal/virtual_time/loop.py`): on others,
+its messages wait, but its code runs.
 """
 
 import random

@@ -9,7 +9,7 @@ import httptools
 import msgspec
 
 from dynabench.live.events import AnswerError, AnswerReader
-from dynabench.rehearsal.tcp import PORT
+from dynabench.rehearsal.virtual_time.tcp import PORT
 
 DONE = b"data: [DONE]"
 """The last event of a stream."""

@@ -20,9 +20,9 @@ from dynabench.deployment.file import from_plain
 from dynabench.deployment.processes import deployment_programs
 from dynabench.planner.programs import check_planner, has_planner, planner_program
 from dynabench.planner.service import PlannerService
-from dynabench.rehearsal.own import own_engine
-from dynabench.rehearsal.story import NotedService, Story, Stretch
-from dynabench.rehearsal.tcp import PORT, MemoryConnector, MemorySocket
+from dynabench.rehearsal.stage.own import own_engine
+from dynabench.rehearsal.stage.story import NotedService, Story, Stretch
+from dynabench.rehearsal.virtual_time.tcp import PORT, MemoryConnector, MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
 from serving.engines.kv.params import RemoteKv
@@ -54,6 +54,8 @@ MORE = 3
 KILLED = -signal.SIGKILL
 HANGS_S = 0.1
 """How often a worker whose start hangs looks whether it may go on (s)."""
+UP_S = 5.0
+"""Within this time after the last start every worker is known (s)."""
 MEMORY = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
 
 

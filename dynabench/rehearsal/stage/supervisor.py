@@ -17,7 +17,7 @@ from typing import NamedTuple
 from dynabench.deployment.description import Deployment
 from dynabench.planner.hands import Hands
 from dynabench.planner.programs import hands_of, has_planner
-from dynabench.rehearsal.stage import MEMORY, NAMESPACE, SUPERVISOR, Actor, Stage
+from dynabench.rehearsal.stage.stage import MEMORY, NAMESPACE, SUPERVISOR, Actor, Stage
 from serving.runtime.world import SeededWorld, within, world
 from serving.supervision.group import Event, ProcessGroup, ProcessReady, Program
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.planner.service import ANSWER_S, WAIT_S, PlannerService
-from dynabench.rehearsal.client import Answer
-from dynabench.rehearsal.faults import Weather
-from dynabench.rehearsal.invariants import CALM_S, Violation, requests_at
-from dynabench.rehearsal.stage import PLANNER, Actor, Stage
-from dynabench.rehearsal.supervisor import Supervisor, Worker
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.checks.programs import requests_at
+from dynabench.rehearsal.clients.client import Answer
+from dynabench.rehearsal.faults.weather import CALM_S, Weather
+from dynabench.rehearsal.stage.stage import PLANNER, Actor, Stage
+from dynabench.rehearsal.stage.supervisor import Supervisor, Worker
 from serving.planner import PlannerConfig
 
 KNOWN_S = 1.0

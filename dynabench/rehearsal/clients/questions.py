@@ -4,7 +4,7 @@ import random
 
 from msgspec import structs
 
-from dynabench.rehearsal.client import Question
+from dynabench.rehearsal.clients.client import Question
 from workloads import Workload
 from workloads.tokens import prompt_tokens
 

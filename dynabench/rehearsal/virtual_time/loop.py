@@ -25,7 +25,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, copy_context
 from typing import Any, Never, TypeVar
 
-from dynabench.rehearsal.tcp import create_connection, create_server
+from dynabench.rehearsal.virtual_time.tcp import create_connection, create_server
 from serving.runtime.memory.node import NODE, Node
 
 COLLECT_EVERY = 200_000
