@@ -313,7 +313,8 @@ def deployments() -> "dict[str, Deployment]":
     halves = tuple(
         Pool(name=role, role=role, replicas=2, mocker=EngineConfig(num_gpu_blocks=80)) for role in ("prefill", "decode")
     )
-    tiered = Pool(replicas=4, mocker=replace(small, num_host_blocks=24, kv_prefetch_policy="best_effort"))
+    hasty = replace(small, num_host_blocks=24, kv_prefetch_policy="timeout", kv_prefetch_timeout_s=0.02)
+    tiered = Pool(replicas=4, mocker=hasty)
     frontend = replace(Deployment().frontend, http_workers=2, max_inflight_requests=48)
     plain = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
     return {

@@ -22,6 +22,10 @@ EPOCH_NS = 1_700_000_000 * 10**9
 """What the wall clock of a simulated node shows when its loop's clock is at 0."""
 
 
+HASTY_S = 0.002
+"""The longest wait that ends too early (s): about as long as a message and its answer take on a simulated network."""
+
+
 class World:
     """This machine."""
 
@@ -53,6 +57,10 @@ class World:
         """Return a random UUID (version 4)."""
         return UUID(bytes=self.entropy.randbytes(16), version=4)
 
+    def patience(self, wait_s: float) -> float:
+        """Return how long to wait for what the caller can do without (s): just as long, unless faults are simulated."""
+        return wait_s
+
     def step_timer(self) -> StepTimer:
         """Return a timer that is as precise as `now`, for the running loop."""
         return StepTimer(self.now, is_virtual=self.is_virtual)
@@ -80,6 +88,8 @@ class SeededWorld(World):
             drift: how many seconds its wall clock gains in each second of the loop.
         """
         super().__init__(random.Random(f"{seed} {name}"))
+        self.haste = 0.0
+        """The share of waits for what callers can do without that end too early."""
         self._ahead_ns = round(ahead_s * 1e9)
         self._drift = drift
 
@@ -99,6 +109,11 @@ class SeededWorld(World):
         """
         now = self.now()
         return EPOCH_NS + self._ahead_ns + round(now * 1e9) + round(now * self._drift * 1e9)
+
+    def patience(self, wait_s: float) -> float:
+        """See `World`."""
+        is_short = self.haste > 0 and self.entropy.random() < self.haste
+        return self.entropy.uniform(0.0, min(HASTY_S, wait_s)) if is_short else wait_s
 
     async def settled(self) -> None:
         """See `World`."""

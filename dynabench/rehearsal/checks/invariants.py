@@ -16,7 +16,7 @@ INVARIANTS = {
     "limited": "no more workers work at a request than it may migrate, and one",
     "left": "a worker that was asked to end and has left discovery takes no more requests",
     "whole": "KV counts as read only if its worker was there until all of it had come",
-    "sound": "without faults no KV fails to come, runs out of time or is wrong, and no store counts as away",
+    "sound": "without faults no KV fails to come, runs out of time or is wrong, and no store counts as away; without bit flips, no chunk of a store is wrong",
     "once": "no engine works twice at one request",
     "wanted": "while nothing is wrong, no engine works at a request that is over for its client",
     "unread": "no connection to a store waits for its next call while an answer is left on it",

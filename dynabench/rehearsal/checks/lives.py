@@ -30,7 +30,7 @@ class Lives:
         self._left: dict[Node, tuple[float, set[str]]] = {}  # since when they have left, and what they had by then
         self._owners: dict[str, Node] = {}  # by the name under which they offer KV
         self._late: dict[Node, float] = {}  # when messages to workers were last late
-        self._has_flipped = False  # whether a length may have been wrong: then what it cut off is left on a connection
+        self._has_flipped = False  # whether chunks in a store may be wrong
 
     def look(self, now: float) -> Iterator[Violation]:
         """Check what is in engines now."""
@@ -47,8 +47,9 @@ class Lives:
                 yield from self._read(worker, lives)
             for handover in () if worker.engine is None else worker.engine._handovers:
                 self._owners[handover._exchange.id] = worker.node
+            yield from _unread(worker)
             if not self._has_flipped:
-                yield from _unread(worker)
+                yield from _intact(worker)
 
     def _moved(self, worker: Actor, ids: set[str]) -> Iterator[Violation]:
         """Check how many workers of a pool a request has had. A server for requests may lose calls that began unseen."""
@@ -96,13 +97,23 @@ class Lives:
 
 
 def _unread(worker: Actor) -> Iterator[Violation]:
-    """Check that the connections to a store which wait for their next call have nothing left of the last."""
+    """Check that the connections to a store which wait for their next call have nothing left of the last.
+
+    Where a bit has flipped, a length may have been wrong: then what it cut off is left.
+    """
     for tiers in () if worker.engine is None else worker.engine._tiers:
         for link in () if tiers._store is None else tiers._store.tier._idle:
-            if isinstance(link.connection, MemoryConnection) and link.connection._arrived:
+            if isinstance(link.connection, MemoryConnection) and link.connection.has_rest:
                 yield Violation(
                     "unread", f"{worker.program.name} keeps a connection for its next call on which an answer is left"
                 )
+
+
+def _intact(worker: Actor) -> Iterator[Violation]:
+    """Check that no chunk of a store was wrong: no bit has flipped."""
+    for tiers in () if worker.engine is None else worker.engine._tiers:
+        if tiers._store is not None and tiers._store.tier._spoilt.is_on:
+            yield Violation("sound", f"{worker.program.name} read a wrong chunk from its store, and no bit had flipped")
 
 
 def _lives(worker: Actor) -> Iterator[Live]:

@@ -9,6 +9,7 @@ from collections.abc import Collection, Sequence
 import msgspec
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.processes import STORE
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault, Kind, Level
 from dynabench.rehearsal.stage.stage import PLANNER
@@ -33,7 +34,7 @@ MEDIUM: tuple[Kind, ...] = (
     *("lose-machine", "pause", "partition", "half-open", "lose-events", "repeat-events", "chase"),
     *("clock-jump", "clock-drift"),
     *("start-fails", "start-hangs"),
-    *("bit-flip", "slow-disk", "full-disk"),
+    *("bit-flip", "slow-disk", "full-disk", "slow-store", "early-timeout"),
 )
 HARSH: tuple[Kind, ...] = (*MEDIUM, "discovery-away", "discovery-wiped", "broker-away", "broker-wiped")
 LEVELS: dict[Level, Rates] = {
@@ -47,7 +48,9 @@ START_AGAIN_S = (0.5, 3.0)
 BURST = (20, 200)
 """How many requests come at once."""
 SLOW_S = (0.01, 0.5)
-"""How much longer each use of a slow disk takes (s)."""
+"""How much longer each use of a slow disk, or each message of a slow store, takes (s)."""
+HASTE = (0.1, 0.9)
+"""The share of waits that end too early."""
 DEATHS = (2, 5)
 """How many workers of one request are killed, as long as it goes on."""
 
@@ -59,6 +62,8 @@ def idle_kinds(deployment: Deployment) -> frozenset[Kind]:
         found.add("bit-flip")
     if not any(getattr(pool.mocker, "kv_disk_size", 0.0) for pool in deployment.pools):
         found |= {"slow-disk", "full-disk"}
+    if not deployment.kv_store.kv_store_size:
+        found.add("slow-store")
     return frozenset(found)
 
 
@@ -107,6 +112,10 @@ def _drawn(
             return Fault(kind, at_s, lasts_s, amount=rng.uniform(0.001, 0.1))
         case "slow-disk":
             return Fault(kind, at_s, lasts_s, target, amount=rng.uniform(*SLOW_S))
+        case "slow-store":
+            return Fault(kind, at_s, lasts_s, STORE, amount=rng.uniform(*SLOW_S))
+        case "early-timeout":
+            return Fault(kind, at_s, lasts_s, rng.choice([*workers, *others]), amount=rng.uniform(*HASTE))
         case "discovery-away" | "broker-away":
             return Fault(kind, at_s, lasts_s)
         case "discovery-wiped" | "broker-wiped":

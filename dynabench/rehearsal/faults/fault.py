@@ -27,6 +27,8 @@ Kind = Literal[
     "bit-flip",
     "slow-disk",
     "full-disk",
+    "slow-store",
+    "early-timeout",
     "chase",
 ]
 Level = Literal["none", "light", "medium", "harsh"]

@@ -13,6 +13,8 @@ class Weather:
     def __init__(self) -> None:
         self.delays: list[float] = []
         """The longest additional delays of faults that are in force (s)."""
+        self.slow: dict[str, float] = {}
+        """Programs all of whose messages take longer, and how much longer at most (s)."""
         self.num_faults = 0
         """Faults in force."""
         self._calm_s = 0.0  # when the last ended
@@ -31,6 +33,11 @@ class Weather:
         return not self.num_faults and asyncio.get_running_loop().time() - self._calm_s >= for_s
 
     def delay(self, sender: str, receiver: str, rng: random.Random) -> float:
-        """Return how long a message takes (s): 0.2 to 0.7 ms, and one in a hundred longer while delays are in force."""
+        """Return how long a message takes (s): 0.2 to 0.7 ms, and one in a hundred longer while delays are in force.
+
+        Each message of a program that is slow takes longer.
+        """
         usual = 0.0002 + 0.0005 * rng.random()
+        if sender in self.slow:
+            usual += self.slow[sender] * rng.random()
         return usual + max(self.delays) * rng.random() if self.delays and rng.random() < 0.01 else usual
