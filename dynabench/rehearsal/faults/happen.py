@@ -61,9 +61,8 @@ async def carry_out(
 async def _chase(fault: Fault, stage: Stage, start_s: float, on_death: Callable[[Fault], None]) -> None:
     """Kill the workers of one request, some with their machines: the one whose KV is read, and the one that answers, in turn."""
     loop, id, rng = asyncio.get_running_loop(), "", random.Random(f"chase {fault.at_s}")
-    share_lost = (
-        rng.random()
-    )  # a worker whose machine is lost costs its request 10 s: without any, it meets more deaths
+    # A lost machine costs its request 10 s, so that it meets fewer deaths: each chase has its own share of them.
+    share_lost = rng.random()
     for number in range(round(fault.amount)):
         while (found := _at_work(stage, id, is_reading=number % 2 == 0)) is None:
             await asyncio.sleep(AIM_S)
