@@ -22,7 +22,7 @@ from dynabench.rehearsal.checks.watch import Watch
 from dynabench.rehearsal.clients.client import Answer, Question, ask_all
 from dynabench.rehearsal.faults.draw import bursts
 from dynabench.rehearsal.faults.fault import Fault
-from dynabench.rehearsal.faults.happen import carry_out
+from dynabench.rehearsal.faults.happen import Happenings
 from dynabench.rehearsal.faults.weather import Weather
 from dynabench.rehearsal.stage.own import is_chat, without_threads
 from dynabench.rehearsal.stage.stage import UP_S, Stage
@@ -123,7 +123,7 @@ async def _whole(
     with within(SeededWorld(rehearsal.seed, "client")), story.to_its_end():
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
-        happening = carry_out(rehearsal.faults, stage, weather, happened.append, faults.append)
+        happening = Happenings(stage, weather, happened.append, faults.append).carry_out(rehearsal.faults)
         await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
         if watching.done():
