@@ -109,7 +109,8 @@ def test_a_request_whose_workers_die_one_after_the_other_goes_on_as_often_as_it_
 
 def test_a_worker_that_dies_while_its_kv_is_read_costs_no_answer():
     chase = Fault("chase", 0.0, 10.0, amount=1)
-    outcome = replay(HANDS_OVER, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
+    slowly = replace(HANDS_OVER, transfer=replace(HANDS_OVER.transfer, bandwidth_gb_s=0.2))
+    outcome = replay(slowly, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
     assert (outcome.violations, outcome.num_failed) == ([], 0)
     assert [name.rpartition("-")[0] for name in deaths(outcome)] == ["prefill"]
 
