@@ -18,11 +18,13 @@ from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.invariants import INVARIANTS
 from dynabench.rehearsal.checks.met import Met
 from dynabench.rehearsal.clients.client import Answer, Question
+from dynabench.rehearsal.clients.questions import LONGEST, generated
 from dynabench.rehearsal.faults.draw import bursts
 from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
+from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
 from serving.worker.config import WorkerConfig
 
@@ -105,6 +107,28 @@ def test_a_request_whose_workers_die_one_after_the_other_goes_on_as_often_as_it_
     outcome = replay(WORKERS, Rehearsal(0, [Question(0, 0.01, [97] * 40, 60)], [chase]))
     assert (outcome.violations, outcome.num_failed) == ([], num_failed)
     assert len(deaths(outcome)) == num_deaths
+
+
+HASTY = [Fault("lose-events", 0.0, 4.0, amount=0.3), Fault("early-timeout", 0.0, 4.0, "frontend-0", amount=0.9)]
+
+
+def test_a_snapshot_that_comes_too_late_is_asked_for_again(monkeypatch):
+    asked = [Question(number, number * 0.08, [97 + number % 12] * 640, 5) for number in range(40)]
+    assert replay(WORKERS, Rehearsal(0, asked, HASTY)).violations == []
+    monkeypatch.setattr(KvFollower, "on_no_snapshot", lambda *_: None)
+    found = replay(WORKERS, Rehearsal(0, asked, HASTY)).violations
+    assert {violation.invariant for violation in found} == {"known"}
+
+
+def test_many_prompts_continue_others_and_none_grows_forever():
+    prompts = [asked.prompt for asked in generated(3, 300, 12.0)]
+    later = [
+        prompt
+        for number, prompt in enumerate(prompts)
+        if any(prompt[: len(before)] == before for before in prompts[:number])
+    ]
+    assert 90 <= len(later) <= 160
+    assert max(map(len, prompts)) <= LONGEST + 150
 
 
 def test_a_worker_that_dies_while_its_kv_is_read_costs_no_answer():

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from serving.runtime.threads import in_thread
-from serving.runtime.world import EPOCH_NS, SeededWorld, World, within, world
+from serving.runtime.world import EPOCH_NS, HASTY_S, SeededWorld, World, within, world
 
 
 class Clock(selectors.DefaultSelector):
@@ -170,3 +170,12 @@ def test_a_step_timer_of_virtual_time_waits_on_the_loop():
 def test_a_simulated_node_has_no_time_outside_a_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         SeededWorld(1, "a").now()
+
+
+def test_only_a_simulated_node_in_haste_waits_too_shortly_at_times():
+    node = SeededWorld(1, "a")
+    assert {each.patience(10.0) for each in (World(), node)} == {10.0}
+    node.haste = 0.5
+    waits = [node.patience(10.0) for _ in range(200)]
+    assert {wait for wait in waits if wait > HASTY_S} == {10.0}
+    assert 60 < sum(wait <= HASTY_S for wait in waits) < 140
