@@ -32,7 +32,7 @@ class Happenings:
         Args:
             stage: to whom they happen.
             weather: notes what is wrong.
-            on_event: is told what begins and ends.
+            on_event: is told what begins.
             on_death: is told whom a chase kills: that depends on where its request goes.
         """
         self._stage, self._weather = stage, weather
@@ -65,7 +65,6 @@ class Happenings:
             undo()
             self._weather.end()
             trouble.end(asyncio.get_running_loop().time())
-            self._on_event(f"end of {fault.kind} {fault.target}".strip())
 
         return end
 
