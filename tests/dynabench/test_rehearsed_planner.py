@@ -192,7 +192,7 @@ def test_hands_that_kill_without_draining_are_found(tmp_path):
         del self._keepers[keeper], self._children[name], self._leaving[name]
 
     deployment = planned(planner=str(restless(tmp_path)))
-    load = {"requests": 80, "rate": 40.0}
+    load = {"requests": 120, "rate": 40.0}
     assert rehearsed(deployment, **load).violations == []
     assert "drained" in found_with(ProcessGroup, "end", end, deployment, **load)
 
