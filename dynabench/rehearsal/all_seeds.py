@@ -110,7 +110,7 @@ def rehearse_all(
         if outcome.violations:
             found.failed.append(_written(plan, rehearsal, outcome, config.out))
             on_failure(found.failed[-1])
-        found.happened.update(kind_of(event) for event in outcome.happened)
+        found.happened.update(event.partition(" ")[0] for event in outcome.happened)
         found = found._replace(
             num_seeds=found.num_seeds + 1,
             num_requests=found.num_requests + outcome.num_requests,
@@ -118,11 +118,6 @@ def rehearse_all(
             virtual_s=found.virtual_s + outcome.virtual_s,
         )
     return found
-
-
-def kind_of(event: str) -> str:
-    """Return the kind of a fault that began, or ended."""
-    return event.partition(" ")[0]
 
 
 def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Failed:
@@ -176,7 +171,7 @@ def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = Non
 
 def lines(found: Found) -> Iterator[str]:
     """Say what happened how often, and what came of it."""
-    often = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.happened.items()) if kind != "end")
+    often = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.happened.items()))
     yield f"happened: {often or 'nothing'}"
     was = "was" if found.num_failed_requests == 1 else "were"
     lost = f", of which {found.num_failed_requests:,} {was} not answered" * bool(found.num_failed_requests)

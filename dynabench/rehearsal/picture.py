@@ -25,7 +25,7 @@ EVERYWHERE = "everywhere"
 """The lane of faults that meet no single program."""
 REQUEST = re.compile(r"\bquestion-\d+\b")
 PROGRAM = re.compile(r"[\w-]+")
-FULL = (429, 503)
+REFUSED = (429, 503)
 """What a frontend says that has no place for a request."""
 MOST_ROWS = 20
 """Requests beyond which their table is folded."""
@@ -125,7 +125,7 @@ def _how(answer: Answer) -> lanes.End:
         return "left"
     if answer.is_right:
         return "answered"
-    return "refused" if answer.status in FULL else "failed"
+    return "refused" if answer.status in REFUSED else "failed"
 
 
 def _said(answer: Answer) -> str:

@@ -78,20 +78,14 @@ class SeededWorld(World):
 
     is_virtual = True
 
-    def __init__(self, seed: int, name: str, *, ahead_s: float = 0.0, drift: float = 0.0) -> None:
-        """Describe a node.
-
-        Args:
-            seed: of the whole simulation.
-            name: of the node, unlike any other's.
-            ahead_s: how far its wall clock is ahead when the loop's clock is at 0 (s).
-            drift: how many seconds its wall clock gains in each second of the loop.
-        """
+    def __init__(self, seed: int, name: str) -> None:
+        """Describe a node: the seed is the whole simulation's, and the name unlike any other's."""
         super().__init__(random.Random(f"{seed} {name}"))
         self.haste = 0.0
         """The share of waits for what callers can do without that end too early."""
-        self._ahead_ns = round(ahead_s * 1e9)
-        self._drift = drift
+        self._ahead_ns = 0
+        """How far its wall clock is ahead when the loop's clock is at 0 (ns)."""
+        self._drift = 0.0
 
     def now(self) -> float:
         """See `World`. It does not drift between nodes: their timers are all the running loop's.

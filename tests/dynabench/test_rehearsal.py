@@ -95,11 +95,18 @@ def test_what_a_planted_bug_replaces_is_there_once(mutation):
     assert Path(spec.origin).read_text().count(mutation.old) == 1
 
 
+def deaths(outcome):
+    """Return whom faults killed."""
+    events = [event.partition(" ") for event in outcome.happened]
+    return [name for kind, _, name in events if kind in ("kill", "lose-machine")]
+
+
 @pytest.mark.parametrize(("num_deaths", "num_failed"), [(3, 0), (4, 1)])
 def test_a_request_whose_workers_die_one_after_the_other_goes_on_as_often_as_it_may_migrate(num_deaths, num_failed):
     chase = Fault("chase", 0.0, 10.0, amount=num_deaths)
     outcome = replay(WORKERS, Rehearsal(0, [Question(0, 0.01, [97] * 40, 60)], [chase]))
     assert (outcome.violations, outcome.num_failed) == ([], num_failed)
+    assert len(deaths(outcome)) == num_deaths
 
 
 HASTY = [Fault("lose-events", 0.0, 4.0, amount=0.3), Fault("early-timeout", 0.0, 4.0, "frontend-0", amount=0.9)]
@@ -126,8 +133,10 @@ def test_many_prompts_continue_others_and_none_grows_forever():
 
 def test_a_worker_that_dies_while_its_kv_is_read_costs_no_answer():
     chase = Fault("chase", 0.0, 10.0, amount=1)
-    outcome = replay(HANDS_OVER, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
+    slowly = replace(HANDS_OVER, transfer=replace(HANDS_OVER.transfer, bandwidth_gb_s=0.2))
+    outcome = replay(slowly, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
     assert (outcome.violations, outcome.num_failed) == ([], 0)
+    assert [name.rpartition("-")[0] for name in deaths(outcome)] == ["prefill"]
 
 
 def test_kv_that_a_broken_connection_withdraws_is_computed_again():

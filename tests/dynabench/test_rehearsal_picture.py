@@ -7,7 +7,7 @@ import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal import run
-from dynabench.rehearsal.checks import invariants
+from dynabench.rehearsal.checks import watch
 from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault
@@ -90,7 +90,7 @@ def test_a_violation_is_marked_when_it_was_seen_and_names_its_request_and_progra
 
 
 def test_what_is_seen_while_it_runs_is_dated_from_when_requests_could_be_sent(monkeypatch):
-    monkeypatch.setattr(invariants, "_busy", lambda frontend, limit: [Violation("shed", frontend.program.name)])
+    monkeypatch.setattr(watch, "_busy", lambda frontend, limit: [Violation("shed", frontend.program.name)])
     outcome, _ = told(TWO)
     assert outcome.violations == [Violation("shed", "frontend, at 0.000 s", 0.0)]
 

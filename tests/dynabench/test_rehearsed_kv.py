@@ -13,7 +13,7 @@ from dynabench.rehearsal.all_seeds import replay
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.draw import HARSH, idle_kinds
 from dynabench.rehearsal.faults.fault import Fault
-from dynabench.rehearsal.run import Rehearsal
+from dynabench.rehearsal.run import Rehearsal, rehearse
 from mocker import EngineConfig
 from serving.engines.kv import reader
 from serving.kv_tiers.store_client import StoreTier
@@ -63,9 +63,12 @@ def test_a_ticket_that_is_not_checked_is_found(monkeypatch):
     assert violations(HANDED_OVER, FLIPS) == (["unspoiled"], 0)
 
 
-def test_slow_and_full_disks_fail_nothing():
-    faults = [Fault("slow-disk", 0.3, 2.0, "worker-0", amount=0.3), Fault("full-disk", 0.5, 1.5, "worker-1")]
-    assert violations(STORED, *faults) == ([], 0)
+@pytest.mark.parametrize("kind", ["slow-disk", "full-disk"])
+def test_slow_and_full_disks_change_when_answers_come_and_fail_nothing(kind):
+    faults = [Fault(kind, 0.0, 4.0, f"worker-{number}", amount=0.3) for number in range(3)]
+    calm, outcome = (rehearse(STORED, Rehearsal(0, ASKED, some)) for some in ([], faults))
+    assert (outcome.violations, outcome.num_failed, outcome.texts) == ([], 0, calm.texts)
+    assert outcome.digest != calm.digest
 
 
 def test_a_store_that_is_killed_excuses_no_request():

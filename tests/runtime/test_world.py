@@ -90,7 +90,9 @@ def test_the_clocks_of_a_simulated_node_are_the_loops():
 
 def test_a_wall_clock_drifts_and_jumps_and_the_other_clock_does_neither():
     async def main():
-        node = SeededWorld(1, "a", ahead_s=10.0, drift=-0.01)
+        node = SeededWorld(1, "a")
+        node.jump(10.0)
+        node.gain(-0.01)
         assert node.wall_s() == EPOCH_NS / 1e9 + 10
         await asyncio.sleep(100.0)
         assert node.wall_s() == EPOCH_NS / 1e9 + 10 + 99
@@ -117,7 +119,8 @@ def test_nodes_in_one_loop_have_their_own_clocks_and_randomness_in_all_that_they
         log.append(world())
 
     async def main():
-        nodes = SeededWorld(1, "a"), SeededWorld(1, "b", ahead_s=60.0)
+        nodes = SeededWorld(1, "a"), SeededWorld(1, "b")
+        nodes[1].jump(60.0)
         logs, tasks = ([], []), []
         for node, log in zip(nodes, logs, strict=True):
             with within(node):

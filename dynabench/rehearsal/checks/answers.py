@@ -6,7 +6,7 @@ from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.checks.met import LOSSES, OWN_S, Met
 from dynabench.rehearsal.clients.client import Answer
 
-FULL = "all workers are full"
+NO_ROOM = "all workers are full"
 """What a frontend says that has room itself, but no worker with room: it may, where faults took workers or brought requests."""
 
 
@@ -46,7 +46,7 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
         if not answer.error or answer.has_left:
             continue
         asked = answer.question
-        if FULL in answer.error and met.during(answer, LOSSES | {"overload"}):
+        if NO_ROOM in answer.error and met.during(answer, LOSSES | {"overload"}):
             continue
         if answer.status == 429:
             num_open = sum(
@@ -55,7 +55,7 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
                 and one.ended_s >= answer.asked_s - OWN_S * bool(met.faults)
                 for one in answers
             )
-            if num_open <= (1 if FULL in answer.error else limits[answer.frontend]):
+            if num_open <= (1 if NO_ROOM in answer.error else limits[answer.frontend]):
                 yield Violation("shed", f"{asked.id} was refused although at most {num_open} requests were in progress")
         elif not met.excuses(answer):
             losses = "; ".join(map(str, met.during(answer, LOSSES))) or "no fault"

@@ -26,7 +26,7 @@ INVARIANTS = {
     "forgotten": "when leases have run out, discovery and frontends know only workers that run",
     "reached": "when faults are over, discovery knows every worker that runs, and every frontend can route to it",
     "known": "when events have settled, each router knows the blocks that its engines have, and no others",
-    "alive": "no program ends by an error, and none logs one that is a defect of its own",
+    "alive": "no program ends by an error or unasked, and none logs an error that is a defect of its own",
     "planned": "no pool has fewer or more workers than its planner may give it, all fit the GPU budget, and no decision "
     "changes a pool by more than the largest step",
     "drained": "a worker that is asked to end does so when its requests are over, or after its drain time",

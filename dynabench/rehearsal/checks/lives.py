@@ -12,7 +12,7 @@ from serving.runtime.memory.tcp import MemoryConnection
 
 LEFT_S = 0.2
 """How long a worker that has left discovery may take to notice that (s)."""
-ANSWER_S = 0.002
+ARRIVES_S = 0.002
 """How long the answer of a worker that has died may still be on its way (s)."""
 LATE_S = 1.0
 """How long after a pause, a partition and delays messages to a worker may still be late (s): then neither is checked."""
@@ -90,7 +90,7 @@ class Lives:
                 continue
             owner = self._owners.get(load.kv.remote_engine_id.rpartition("-")[0])
             died_s = None if owner is None else self._stage.killed_s.get(owner)
-            if died_s is not None and load.times["transfer_end"] > died_s + ANSWER_S:
+            if died_s is not None and load.times["transfer_end"] > died_s + ARRIVES_S:
                 yield Violation(
                     "whole", f"{worker.program.name} took KV for {live.request_id} from {owner!r} after its end"
                 )

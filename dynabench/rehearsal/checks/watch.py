@@ -9,7 +9,7 @@ from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.checks.lives import Lives
 from dynabench.rehearsal.checks.programs import flights, limits_of, num_asked, requests_at, routings
 from dynabench.rehearsal.clients.client import Answer
-from dynabench.rehearsal.faults.weather import CALM_S, Weather
+from dynabench.rehearsal.faults.weather import Weather
 from dynabench.rehearsal.stage.stage import Actor, Stage
 from serving.life.leg import Leg
 from serving.router.blocks import slots_of
@@ -67,7 +67,7 @@ class Watch:
         for frontend in self._stage.running(self._stage.frontends):
             yield from _busy(frontend, self._limits[frontend.program.name] + 2 * num_asked(self._stage))
             yield from self._placed(frontend)
-        is_calm = self._weather.is_calm(CALM_S)
+        is_calm = self._weather.is_calm
         for worker in self._stage.running(self._stage.workers):
             name, working = worker.program.name, Counter(requests_at(worker))
             for what in worker.spoiled:

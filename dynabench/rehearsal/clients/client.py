@@ -102,11 +102,6 @@ class Answer(asyncio.Protocol):
         """Whether it came whole."""
         return self.status == 200 and not self.error and not self.has_left
 
-    @property
-    def was_refused(self) -> bool:
-        """Whether the server said that it does not serve it, before any of the answer."""
-        return self.status >= 400
-
     async def ask(self, frontend: str) -> None:
         """Send the request to a frontend, and return once it is over."""
         loop = asyncio.get_running_loop()

@@ -12,7 +12,7 @@ LEAVES = 0.05
 """The share of clients that hang up in the middle of their answer, and of those that read slowly."""
 LONGEST = 600
 """The most tokens of a prompt that others continue, as a turn of a conversation continues the last."""
-SLOW_S = 2.0
+READS_NOTHING_S = 2.0
 """How long a slow reader reads nothing, at most (s)."""
 
 
@@ -54,5 +54,5 @@ def taken(workload: Workload, seed: int, count: int, model: str = "mock") -> lis
 
 def _manners(rng: random.Random, asked: Question) -> Question:
     leaves = rng.randrange(1, asked.max_tokens + 1) if rng.random() < LEAVES else None
-    slowly_s = rng.uniform(0.1, SLOW_S) if rng.random() < LEAVES else 0.0
+    slowly_s = rng.uniform(0.1, READS_NOTHING_S) if rng.random() < LEAVES else 0.0
     return structs.replace(asked, leaves_after=leaves, reads_slowly_s=slowly_s)

@@ -1,17 +1,15 @@
 """What faults do to the programs of a stage, and to the network between them."""
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Sequence
-from contextvars import Context
 from functools import partial
 
 from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.faults.weather import Weather
 from dynabench.rehearsal.stage.stage import Actor, Stage
-from serving.engines.mock.engine import Mocker
 from serving.engines.mock.live import live_of
-from serving.runtime.memory.network import Network
 
 CHASED_S = 1.0
 """After what time the end of each is seen, if its machine is lost with it (s)."""
@@ -19,65 +17,79 @@ AIM_S = 0.005
 """How often a chase looks for the next (s)."""
 
 
-async def carry_out(
-    faults: Sequence[Fault],
-    stage: Stage,
-    weather: Weather,
-    on_event: Callable[[str], None],
-    on_death: Callable[[Fault], None] = lambda _: None,
-) -> None:
-    """Let everything happen at its time, and end; return once all faults are over.
+class Happenings:
+    """Lets faults happen to a stage."""
 
-    Args:
-        faults: what happens.
-        stage: to whom.
-        weather: notes what is wrong.
-        on_event: is told what begins and ends.
-        on_death: is told whom a chase kills: that depends on where its request goes.
-    """
-    start_s = asyncio.get_running_loop().time()
+    def __init__(
+        self,
+        stage: Stage,
+        weather: Weather,
+        on_event: Callable[[str], None] = lambda _: None,
+        on_death: Callable[[Fault], None] = lambda _: None,
+    ) -> None:
+        """Begin now.
 
-    async def happen(fault: Fault) -> None:
-        await asyncio.sleep(max(start_s + fault.at_s - asyncio.get_running_loop().time(), 0.0))
+        Args:
+            stage: to whom they happen.
+            weather: notes what is wrong.
+            on_event: is told what begins.
+            on_death: is told whom a chase kills: that depends on where its request goes.
+        """
+        self._stage, self._weather = stage, weather
+        self._on_event, self._on_death = on_event, on_death
+        self._start_s = asyncio.get_running_loop().time()
+
+    async def carry_out(self, faults: Sequence[Fault]) -> None:
+        """Let everything happen at its time, and end; return once all faults are over."""
+        await asyncio.gather(*(self._happen(fault) for fault in faults))
+
+    async def _happen(self, fault: Fault) -> None:
+        await asyncio.sleep(max(self._start_s + fault.at_s - asyncio.get_running_loop().time(), 0.0))
+        if (end := self._begin(fault)) is None:
+            return
         if fault.kind == "chase":
-            chasing = asyncio.create_task(_chase(fault, stage, start_s, on_death))
-            undo: Callable[[], object] | None = partial(_end_chase, chasing)
+            await asyncio.gather(_later(fault.lasts_s, end), self._chase(fault))
         else:
-            undo = _begin(fault, stage, weather)
+            await _later(fault.lasts_s, end)
+
+    def _begin(self, fault: Fault) -> Callable[[], None] | None:
+        """Begin a fault; return what ends it, or None if its program does not run now, or there is no such server."""
+        undo = _begun(fault, self._stage, self._weather)
         if undo is None:
-            return  # its program does not run now, or there is no such server
-        weather.begin()
-        trouble = stage.story.trouble(fault.label, *fault.ends)
-        on_event(f"{fault.kind} {fault.target}".strip())
-        await asyncio.sleep(fault.lasts_s)
-        undo()
-        weather.end()
-        trouble.end(asyncio.get_running_loop().time())
-        on_event(f"end of {fault.kind} {fault.target}".strip())
+            return None
+        self._weather.begin()
+        trouble = self._stage.story.trouble(fault.label, *fault.ends)
+        self._on_event(f"{fault.kind} {fault.target}".strip())
 
-    await asyncio.gather(*(happen(fault) for fault in faults))
+        def end() -> None:
+            undo()
+            self._weather.end()
+            trouble.end(asyncio.get_running_loop().time())
+
+        return end
+
+    async def _chase(self, chase: Fault) -> None:
+        """Kill the workers of one request in turn, some with their machines: the one whose KV is read, and the one that answers."""
+        id, rng, deaths = "", random.Random(f"chase {chase.at_s}"), []
+        share_lost = rng.random()  # a lost machine costs its request 10 s: without any, it meets more deaths
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(chase.lasts_s):
+                for number in range(round(chase.amount)):
+                    while (found := _at_work(self._stage, id, is_reading=number % 2 == 0)) is None:
+                        await asyncio.sleep(AIM_S)
+                    actor, id = found
+                    at_s = asyncio.get_running_loop().time() - self._start_s
+                    kind: Kind = "lose-machine" if rng.random() < share_lost else "kill"
+                    death = Fault(kind, at_s, CHASED_S, actor.program.name)
+                    self._on_death(death)
+                    if (end := self._begin(death)) is not None:
+                        deaths.append(asyncio.create_task(_later(CHASED_S, end)))
+        await asyncio.gather(*deaths)
 
 
-async def _chase(fault: Fault, stage: Stage, start_s: float, on_death: Callable[[Fault], None]) -> None:
-    """Kill the workers of one request, some with their machines: the one whose KV is read, and the one that answers, in turn."""
-    loop, id, rng = asyncio.get_running_loop(), "", random.Random(f"chase {fault.at_s}")
-    # A lost machine costs its request 10 s, so that it meets fewer deaths: each chase has its own share of them.
-    share_lost = rng.random()
-    for number in range(round(fault.amount)):
-        while (found := _at_work(stage, id, is_reading=number % 2 == 0)) is None:
-            await asyncio.sleep(AIM_S)
-        actor, id = found
-        kind: Kind = "lose-machine" if rng.random() < share_lost else "kill"
-        on_death(Fault(kind, loop.time() - start_s, CHASED_S, actor.program.name))
-        stage.kill(actor.program.name, is_lost=kind == "lose-machine")
-        loop.call_later(CHASED_S, stage.see_end, actor, context=Context())
-
-
-def _end_chase(chasing: asyncio.Task[None]) -> None:
-    """End a chase; raise what it raised."""
-    if chasing.done():
-        chasing.result()
-    chasing.cancel()
+async def _later(after_s: float, end: Callable[[], None]) -> None:
+    await asyncio.sleep(after_s)
+    end()
 
 
 def _at_work(stage: Stage, id: str, *, is_reading: bool) -> tuple[Actor, str] | None:
@@ -97,97 +109,75 @@ def _at_work(stage: Stage, id: str, *, is_reading: bool) -> tuple[Actor, str] | 
     return None
 
 
-def _begin(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object] | None:
+def _begun(fault: Fault, stage: Stage, weather: Weather) -> Callable[[], object] | None:
     """Begin a fault; return what ends it, or None if it cannot happen now."""
-    network, name = stage.network, fault.target
+    network, name, what = stage.network, fault.target, (fault.kind, fault.target)
     match fault.kind:
-        case "partition":
-            network.partition([name], [fault.other])
-            return lambda: network.mend([name], [fault.other])
-        case "half-open":
-            network.cut([name], [fault.other])
-            return lambda: network.mend([name], [fault.other])
+        case "partition" | "half-open":
+            ways = [(name, fault.other), (fault.other, name)][: 2 if fault.kind == "partition" else 1]
+            ends = [_cut(*way, stage, weather) for way in ways]
+            return lambda: [end() for end in ends]
         case "reset":
             network.reset(name, fault.other)
         case "delay":
             weather.delays.append(fault.amount)
-            return lambda: weather.delays.remove(fault.amount)
+            return partial(weather.delays.remove, fault.amount)
         case "lose-events":
-            return _more(network, "event_loss", fault.amount)
+            return weather.add(what, fault.amount, partial(setattr, network, "event_loss"))
         case "bit-flip":
-            return _more(network, "bit_flips", fault.amount)
+            return weather.add(what, fault.amount, partial(setattr, network, "bit_flips"))
         case "repeat-events":
-            return _more(network, "event_repeats", fault.amount) if network.broker else None
+            if network.broker is None:
+                return None
+            return weather.add(what, fault.amount, partial(setattr, network, "event_repeats"))
         case "discovery-away" | "broker-away":
             server = network.discovery if fault.kind == "discovery-away" else network.broker
-            if server is None or server.is_away:
-                return None
-            server.go_away()
-            return server.come_back
+            return None if server is None else weather.hold(what, server.go_away, server.come_back)
         case "discovery-wiped":
             network.discovery.wipe()
         case "broker-wiped":
             if network.broker is None:
                 return None
             network.broker.wipe()
-        case "start-fails":
-            stage.num_failing += 1
-            return partial(_lower, stage, "num_failing")
-        case "start-hangs":
-            stage.num_hanging += 1
-            return partial(_lower, stage, "num_hanging")
-        case "overload":
-            pass  # see `bursts`
+        case "start-fails" | "start-hangs":
+            starts = stage.bad_starts
+            return weather.hold(what, partial(starts.add, fault.kind), partial(starts.remove, fault.kind))
+        case "overload" | "chase":
+            pass  # see `bursts`, and `Happenings`
         case "slow-store":
-            weather.slow[name] = fault.amount
-            return partial(weather.slow.pop, name, None)
+            return weather.add(what, fault.amount, partial(weather.slow.__setitem__, name))
         case _:
             actor = next(stage.running([name]), None)
-            return None if actor is None else _harm(fault, actor, stage)
+            return None if actor is None else _harm(fault, actor, stage, weather)
     return lambda: None
 
 
-def _harm(fault: Fault, actor: Actor, stage: Stage) -> Callable[[], object] | None:
+def _cut(sender: str, receiver: str, stage: Stage, weather: Weather) -> Callable[[], None]:
+    """Cut the way from one program to another, one way."""
+    ends, network = ([sender], [receiver]), stage.network
+    return weather.hold((sender, receiver), partial(network.cut, *ends), partial(network.mend, *ends))
+
+
+def _harm(fault: Fault, actor: Actor, stage: Stage, weather: Weather) -> Callable[[], object] | None:
     """Let something happen to a program that runs; return what ends it, or None if it cannot happen now."""
-    network, node = stage.network, actor.node
+    network, node, what = stage.network, actor.node, (fault.kind, actor.node)
     match fault.kind:
         case "pause":
-            network.pause(node)
-            return lambda: network.resume(node) if not node.is_dead else None
+            return weather.hold(what, partial(network.pause, node), partial(network.resume, node))
         case "clock-jump":
             actor.world.jump(fault.amount)
             return lambda: None
         case "clock-drift":
-            actor.world.gain(fault.amount)
-            return partial(actor.world.gain, 0.0)
+            return weather.add(what, fault.amount, actor.world.gain)
         case "early-timeout":
-            actor.world.haste = fault.amount
-            return partial(setattr, actor.world, "haste", 0.0)
-        case "slow-disk" | "full-disk":
-            return _harm_disks(fault, actor.engine)
+            return weather.add(what, fault.amount, partial(setattr, actor.world, "haste"))
+        case "slow-disk":
+            return None if actor.engine is None else weather.add(what, fault.amount, actor.engine.slow_disks)
+        case "full-disk":
+            fill = None if actor.engine is None else actor.engine.fill_disks
+            return None if fill is None else weather.hold(what, partial(fill, True), partial(fill, False))
         case "restart":
             stage.restart(actor)
         case _:
             stage.kill(fault.target, is_lost=fault.kind == "lose-machine")
     return partial(stage.see_end, actor)
-
-
-def _harm_disks(fault: Fault, engine: Mocker | None) -> Callable[[], object] | None:
-    """Make the disks of a worker slow or full, as long as this process uses them; return what ends it."""
-    if engine is None:
-        return None
-    if fault.kind == "full-disk":
-        engine.fill_disks(True)
-        return partial(engine.fill_disks, False)
-    engine.slow_disks(fault.amount)
-    return partial(engine.slow_disks, 0.0)
-
-
-def _more(network: Network, share: str, amount: float) -> Callable[[], object]:
-    """Raise a share of the network's; return what lowers it again."""
-    setattr(network, share, getattr(network, share) + amount)
-    return lambda: setattr(network, share, max(getattr(network, share) - amount, 0.0))
-
-
-def _lower(stage: Stage, count: str) -> None:
-    setattr(stage, count, getattr(stage, count) - 1)
