@@ -80,18 +80,18 @@ class Watch:
 
     def _placed(self, frontend: Actor) -> Iterator[Violation]:
         """Check where requests went since the last look, among the workers that were there then and are there now."""
-        there = set[int]()
+        there = dict[int, set[int]]()  # by worker: those of its pool
         for routing in routings(frontend):
             ranks = {rank.instance_id for rank in routing.ranks()}
             if routing.stage != "prefill":
-                there |= ranks & self._ranks.get(routing, set())
+                there.update(dict.fromkeys(ranks, ranks & self._ranks.get(routing, set())))
             self._ranks[routing] = ranks
         for flight in flights(frontend):
             leg = flight.decode
             if leg is None or leg.state != "sent" or leg in self._legs:
                 continue
             self._legs[leg] = None
-            if leg.slot in flight.failed_at and (others := there.difference(flight.failed_at)):
+            if leg.slot in flight.failed_at and (others := there.get(leg.slot, set()).difference(flight.failed_at)):
                 where = f"worker {leg.slot:x}, where it had failed, and {len(others)} others are there"
                 yield Violation("elsewhere", f"{frontend.program.name} sent a request to {where}")
 
