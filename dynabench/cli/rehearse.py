@@ -38,8 +38,8 @@ def rehearse(
     """
     from dynabench.rehearsal.all_seeds import lines, read, replay, run_rehearsal
     from dynabench.rehearsal.logs import show_logs
-    from dynabench.rehearsal.own import check_own
     from dynabench.rehearsal.picture import picture_of
+    from dynabench.rehearsal.stage.own import check_own
 
     console = output.terminal()
     if config.replay is not None:

@@ -56,6 +56,8 @@ class Hands:
         self._news = asyncio.Event()
         self._ending: set[asyncio.Task[None]] = set()
         self._trouble = ""
+        self.error: BaseException | None = None
+        """Why orders are no longer carried out."""
         for pool in deployment.pools:
             for _ in range(pool.replicas):
                 self.roster.begin(clock(), pool.name)
@@ -117,6 +119,7 @@ class Hands:
 
     def _on_end(self, obeying: asyncio.Task[None]) -> None:
         if not obeying.cancelled() and (error := obeying.exception()) is not None:
+            self.error = error
             self._say(f"the planner's decisions are no longer carried out: {type(error).__name__}: {error}")
 
     async def _obey(self, given: Orders, group: ProcessGroup) -> None:

@@ -80,6 +80,8 @@ class PlannerService:
         """The time of the last observation, and the frontend's counts at that time."""
         self._orders = Orders("", 0)
         self._said: tuple[str, ...] = ()
+        self.is_planning = False
+        """Whether it had all inputs when it last looked."""
 
     async def run(self, connector: aiohttp.BaseConnector | None = None) -> None:
         """Plan until the process is asked to end.
@@ -102,6 +104,7 @@ class PlannerService:
 
     async def _look(self, session: aiohttp.ClientSession) -> None:
         """Decide once, unless an input is missing."""
+        self.is_planning = False
         try:
             await self._claim()
             id, fleet = self._the_fleet()
@@ -114,6 +117,7 @@ class PlannerService:
         except BlindError as error:
             self._note((f"nothing changes: {error}",), logging.WARNING)
             return
+        self.is_planning = True
         if before is None:
             self._note(())
             log.info("planning %s with %s", ", ".join(self._pools), self._settings.planner)

@@ -20,9 +20,9 @@ from dynabench.live.bodies import MeasuredServer
 from dynabench.live.clients import Order, send_all
 from dynabench.live.fleet import num_ranks_of, offset_of
 from dynabench.live.run import on_this_host, serving_adapters
-from dynabench.rehearsal.loop import run as run_virtually
-from dynabench.rehearsal.stage import Stage
-from dynabench.rehearsal.tcp import PORT
+from dynabench.rehearsal.stage.stage import UP_S, Stage
+from dynabench.rehearsal.virtual_time.loop import run as run_virtually
+from dynabench.rehearsal.virtual_time.tcp import PORT
 from reports.record.records import Ints, Record, Requests
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
@@ -31,8 +31,6 @@ from workloads import Workload
 APART_S = 0.01
 """Between the starts of two programs (s), so that workers register in order, and have the numbers that they have in the
 other simulation."""
-UP_S = 5.0
-"""Within this time after the last start every worker is known (s)."""
 TIMEOUT_S = 1e6
 """After what time a request counts as failed (s): later than any is answered."""
 

@@ -16,17 +16,18 @@ from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Given, source_of
 from dynabench.interrupt import Interrupt
 from dynabench.progress import Display
-from dynabench.rehearsal.faults import Level, draw, idle_kinds
-from dynabench.rehearsal.invariants import Violation
-from dynabench.rehearsal.loop import unheard
-from dynabench.rehearsal.own import check_own, is_chat, own_of
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.clients.questions import generated, taken
+from dynabench.rehearsal.faults.draw import draw, idle_kinds
+from dynabench.rehearsal.faults.fault import Level
 from dynabench.rehearsal.picture import picture_of, write_picture
-from dynabench.rehearsal.questions import generated, taken
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk
-from dynabench.rehearsal.stage import names_of
-from dynabench.rehearsal.story import Story
+from dynabench.rehearsal.stage.own import check_own, is_chat, own_of
+from dynabench.rehearsal.stage.stage import names_of
+from dynabench.rehearsal.stage.story import Story
+from dynabench.rehearsal.virtual_time.loop import unheard
 from dynabench.terminal import Terminal
 from foundation.errors import UserError, plain_errors
 from foundation.files import replace_text
@@ -150,7 +151,7 @@ def rehearse_all(
         if outcome.violations:
             found.failed.append(_written(plan, rehearsal, outcome, config.out))
             on_failure(found.failed[-1])
-        found.happened.update(kind_of(event) for event in outcome.happened)
+        found.happened.update(event.partition(" ")[0] for event in outcome.happened)
         found = found._replace(
             num_seeds=found.num_seeds + 1,
             num_requests=found.num_requests + outcome.num_requests,
@@ -158,11 +159,6 @@ def rehearse_all(
             virtual_s=found.virtual_s + outcome.virtual_s,
         )
     return found
-
-
-def kind_of(event: str) -> str:
-    """Return the kind of a fault that began, or ended."""
-    return event.partition(" ")[0]
 
 
 def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Failed:
@@ -216,7 +212,7 @@ def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = Non
 
 def lines(found: Found) -> Iterator[str]:
     """Say what happened how often, and what came of it."""
-    often = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.happened.items()) if kind != "end")
+    often = ", ".join(f"{kind} {count:,}" for kind, count in sorted(found.happened.items()))
     yield f"happened: {often or 'nothing'}"
     was = "was" if found.num_failed_requests == 1 else "were"
     lost = f", of which {found.num_failed_requests:,} {was} not answered" * bool(found.num_failed_requests)

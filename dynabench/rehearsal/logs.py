@@ -3,8 +3,8 @@
 import asyncio
 import logging
 
-from dynabench.rehearsal.loop import START_S
-from dynabench.rehearsal.run import UP_S
+from dynabench.rehearsal.stage.stage import UP_S
+from dynabench.rehearsal.virtual_time.loop import START_S
 from serving.runtime.memory.node import NODE
 
 

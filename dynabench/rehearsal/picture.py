@@ -9,11 +9,11 @@ import msgspec
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import as_plain
-from dynabench.rehearsal.client import Answer
-from dynabench.rehearsal.invariants import INVARIANTS, Violation
+from dynabench.rehearsal.checks.invariants import INVARIANTS, Violation
+from dynabench.rehearsal.clients.client import Answer
 from dynabench.rehearsal.run import Outcome
-from dynabench.rehearsal.stage import names_of
-from dynabench.rehearsal.story import Story, Stretch
+from dynabench.rehearsal.stage.stage import names_of
+from dynabench.rehearsal.stage.story import Story, Stretch
 from foundation.files import replace_text
 from reports import page
 from reports.charts import lanes
@@ -25,7 +25,7 @@ EVERYWHERE = "everywhere"
 """The lane of faults that meet no single program."""
 REQUEST = re.compile(r"\bquestion-\d+\b")
 PROGRAM = re.compile(r"[\w-]+")
-FULL = (429, 503)
+REFUSED = (429, 503)
 """What a frontend says that has no place for a request."""
 MOST_ROWS = 20
 """Requests beyond which their table is folded."""
@@ -125,7 +125,7 @@ def _how(answer: Answer) -> lanes.End:
         return "left"
     if answer.is_right:
         return "answered"
-    return "refused" if answer.status in FULL else "failed"
+    return "refused" if answer.status in REFUSED else "failed"
 
 
 def _said(answer: Answer) -> str:

@@ -11,34 +11,31 @@ from typing import Any
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.rehearsal.client import Answer, Question, ask_all
-from dynabench.rehearsal.faults import Fault, Weather, bursts, carry_out
-from dynabench.rehearsal.invariants import (
-    Met,
-    Violation,
-    Watch,
-    at_rest,
-    limits_of,
-    of_answers,
-    of_discovery,
-    of_failures,
-    of_programs,
-)
-from dynabench.rehearsal.lives import in_stores, read_well
-from dynabench.rehearsal.loop import OutsideError, VirtualLoopError, run
-from dynabench.rehearsal.of_planner import PlanWatch, of_plan
-from dynabench.rehearsal.own import is_chat, without_threads
-from dynabench.rehearsal.stage import Stage
-from dynabench.rehearsal.story import Story
-from dynabench.rehearsal.supervisor import Supervisor
+from dynabench.rehearsal.checks.answers import of_answers, of_failures
+from dynabench.rehearsal.checks.discovery import of_discovery
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.checks.met import Met
+from dynabench.rehearsal.checks.planner import PlanWatch, of_plan
+from dynabench.rehearsal.checks.programs import limits_of
+from dynabench.rehearsal.checks.rest import at_rest, in_stores, of_programs, read_well
+from dynabench.rehearsal.checks.watch import Watch
+from dynabench.rehearsal.clients.client import Answer, Question, ask_all
+from dynabench.rehearsal.faults.draw import bursts
+from dynabench.rehearsal.faults.fault import Fault
+from dynabench.rehearsal.faults.happen import Happenings
+from dynabench.rehearsal.faults.weather import Weather
+from dynabench.rehearsal.stage.own import is_chat, without_threads
+from dynabench.rehearsal.stage.stage import UP_S, Stage
+from dynabench.rehearsal.stage.story import Story
+from dynabench.rehearsal.stage.supervisor import Supervisor
+from dynabench.rehearsal.virtual_time.errors import OutsideError, VirtualLoopError
+from dynabench.rehearsal.virtual_time.loop import run
 from foundation.errors import UserError
 from serving.runtime.memory.network import Network
 from serving.runtime.world import SeededWorld, within
 
 BROKERED = 0.25
 """The share of seeds with which requests and events go over a server, as with NATS."""
-UP_S = 5.0
-"""Within this time after the start every worker is known (s)."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
 NOT_OF_OWN_ENGINES = {"counted"}
@@ -71,7 +68,7 @@ class Outcome(msgspec.Struct, frozen=True):
     """The requests that were sent, those of overloads included."""
     num_failed: int
     happened: list[str]
-    """The faults that happened, and the pools that a planner changed."""
+    """The faults that happened, those whom a chase killed included, and the pools that a planner changed."""
 
 
 def rehearse(
@@ -127,7 +124,7 @@ async def _whole(
     with within(SeededWorld(rehearsal.seed, "client")), story.to_its_end():
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
-        happening = carry_out(rehearsal.faults, stage, weather, happened.append, faults.append)
+        happening = Happenings(stage, weather, happened.append, faults.append).carry_out(rehearsal.faults)
         await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
         if watching.done():
@@ -139,22 +136,18 @@ async def _whole(
             *of_answers(answers, texts, met),
             *of_failures(answers, met, limits_of(stage)),
             *at_rest(stage),
-            *(Violation(*each) for each in in_stores(stage)),
-            *(Violation(*each) for each in (() if faults else read_well(stage))),
+            *in_stores(stage),
+            *(() if faults else read_well(stage)),
             *of_programs(stage),
             *of_discovery(stage),
             *of_plan(deployment, stage, supervisor, loop.time()),
             *(Violation("alive", f"the supervisor ended: {error!r}") for error in _ended(supervising)),
             *(Violation("alive", said) for said in logged.defects),
         ]
-        again = list[Answer]()
-        model = deployment.pools[0].served_name
-        chats = is_chat(rehearsal.own_engine)
-        last = [
-            Question(number, 0.0, [97, 98, 99], 4, model=model, is_chat=chats) for number in range(len(stage.frontends))
-        ]
-        await asyncio.create_task(ask_all(last, stage.frontends, again), context=client.context())
-        found += [Violation("serves-again", answer.error) for answer in again if not answer.is_right]
+        last = Question(
+            0, 0.0, [97, 98, 99], 4, model=deployment.pools[0].served_name, is_chat=is_chat(rehearsal.own_engine)
+        )
+        found += await asyncio.create_task(_serve_again(stage.frontends, last), context=client.context())
     return Outcome(
         rehearsal.seed,
         [one for one in dict.fromkeys(found) if not (rehearsal.own_engine and one.invariant in NOT_OF_OWN_ENGINES)],
@@ -165,6 +158,15 @@ async def _whole(
         sum(bool(answer.error) for answer in answers),
         [*happened, *_changes(supervisor)],
     )
+
+
+async def _serve_again(frontends: Sequence[str], question: Question) -> list[Violation]:
+    """Check that each frontend answers a question."""
+    answers = list[Answer]()
+    await ask_all(
+        [msgspec.structs.replace(question, number=each) for each in range(len(frontends))], frontends, answers
+    )
+    return [Violation("serves-again", answer.error) for answer in answers if not answer.is_right]
 
 
 def _changes(supervisor: Supervisor) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from dynabench.rehearsal.faults import Level
+from dynabench.rehearsal.faults.fault import Level
 from foundation.settings import Count, Whole, check_settings
 
 RANGE = re.compile(r"(\d+)\.\.(\d+)")

@@ -282,6 +282,7 @@ class StoreTier:
         if not self._is_up or self._num_calls >= MAX_CALLS:
             return nothing
         self._num_calls += 1
+        timeout_s = world().patience(timeout_s)
         try:
             async with asyncio.timeout(timeout_s), self._links:
                 return await self._on_link(talk) if self._is_up else nothing

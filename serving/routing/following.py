@@ -23,6 +23,7 @@ from serving.runtime.client import Client
 from serving.runtime.distributed import DistributedRuntime
 from serving.runtime.messages import CallError
 from serving.runtime.ports import Stop
+from serving.runtime.world import world
 from serving.worker import kv_events, load_reports
 from serving.worker.kv_events import Event, decode_kv_event, read_kv_events, snapshots_address
 from serving.worker.load_reports import LoadReport
@@ -178,7 +179,7 @@ class Following:
         assert self._follower is not None
         address = snapshots_address(self._address)
         try:
-            async with self._snapshots, asyncio.timeout(SNAPSHOT_TIMEOUT_S):
+            async with self._snapshots, asyncio.timeout(world().patience(SNAPSHOT_TIMEOUT_S)):
                 stream = self.client.side_call(rank.instance_id, address, rank.dp_rank)
                 start, *chains = msgspec.convert([item async for item in stream], list[Event])
                 epoch, num_messages = msgspec.convert(start, tuple[int, int])

@@ -22,6 +22,10 @@ EPOCH_NS = 1_700_000_000 * 10**9
 """What the wall clock of a simulated node shows when its loop's clock is at 0."""
 
 
+HASTY_S = 0.002
+"""The longest wait that ends too early (s): about as long as a message and its answer take on a simulated network."""
+
+
 class World:
     """This machine."""
 
@@ -53,6 +57,10 @@ class World:
         """Return a random UUID (version 4)."""
         return UUID(bytes=self.entropy.randbytes(16), version=4)
 
+    def patience(self, wait_s: float) -> float:
+        """Return how long to wait for what the caller can do without (s): just as long, unless faults are simulated."""
+        return wait_s
+
     def step_timer(self) -> StepTimer:
         """Return a timer that is as precise as `now`, for the running loop."""
         return StepTimer(self.now, is_virtual=self.is_virtual)
@@ -70,18 +78,14 @@ class SeededWorld(World):
 
     is_virtual = True
 
-    def __init__(self, seed: int, name: str, *, ahead_s: float = 0.0, drift: float = 0.0) -> None:
-        """Describe a node.
-
-        Args:
-            seed: of the whole simulation.
-            name: of the node, unlike any other's.
-            ahead_s: how far its wall clock is ahead when the loop's clock is at 0 (s).
-            drift: how many seconds its wall clock gains in each second of the loop.
-        """
+    def __init__(self, seed: int, name: str) -> None:
+        """Describe a node: the seed is the whole simulation's, and the name unlike any other's."""
         super().__init__(random.Random(f"{seed} {name}"))
-        self._ahead_ns = round(ahead_s * 1e9)
-        self._drift = drift
+        self.haste = 0.0
+        """The share of waits for what callers can do without that end too early."""
+        self._ahead_ns = 0
+        """How far its wall clock is ahead when the loop's clock is at 0 (ns)."""
+        self._drift = 0.0
 
     def now(self) -> float:
         """See `World`. It does not drift between nodes: their timers are all the running loop's.
@@ -99,6 +103,11 @@ class SeededWorld(World):
         """
         now = self.now()
         return EPOCH_NS + self._ahead_ns + round(now * 1e9) + round(now * self._drift * 1e9)
+
+    def patience(self, wait_s: float) -> float:
+        """See `World`."""
+        is_short = self.haste > 0 and self.entropy.random() < self.haste
+        return self.entropy.uniform(0.0, min(HASTY_S, wait_s)) if is_short else wait_s
 
     async def settled(self) -> None:
         """See `World`."""

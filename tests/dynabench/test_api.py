@@ -27,7 +27,7 @@ from dynabench.deployment.flags import PoolConfig
 from dynabench.live.selftest import known_server
 from dynabench.live.settings import SelftestConfig
 from dynabench.rehearsal.all_seeds import Failed, Found
-from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.run import Rehearsal
 from serving.planner.policies.policy import Proposal
 from serving.router import Policy

@@ -14,12 +14,17 @@ import pytest
 from benchmarks.mutations import BLIND, MUTATIONS
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
-from dynabench.rehearsal.client import Answer, Question
-from dynabench.rehearsal.faults import Fault, Kind, bursts
-from dynabench.rehearsal.invariants import INVARIANTS, Met, of_answers, of_failures
+from dynabench.rehearsal.checks.answers import of_answers, of_failures
+from dynabench.rehearsal.checks.invariants import INVARIANTS
+from dynabench.rehearsal.checks.met import Met
+from dynabench.rehearsal.clients.client import Answer, Question
+from dynabench.rehearsal.clients.questions import LONGEST, generated
+from dynabench.rehearsal.faults.draw import bursts
+from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
+from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
 from serving.worker.config import WorkerConfig
 
@@ -90,17 +95,48 @@ def test_what_a_planted_bug_replaces_is_there_once(mutation):
     assert Path(spec.origin).read_text().count(mutation.old) == 1
 
 
+def deaths(outcome):
+    """Return whom faults killed."""
+    events = [event.partition(" ") for event in outcome.happened]
+    return [name for kind, _, name in events if kind in ("kill", "lose-machine")]
+
+
 @pytest.mark.parametrize(("num_deaths", "num_failed"), [(3, 0), (4, 1)])
 def test_a_request_whose_workers_die_one_after_the_other_goes_on_as_often_as_it_may_migrate(num_deaths, num_failed):
     chase = Fault("chase", 0.0, 10.0, amount=num_deaths)
     outcome = replay(WORKERS, Rehearsal(0, [Question(0, 0.01, [97] * 40, 60)], [chase]))
     assert (outcome.violations, outcome.num_failed) == ([], num_failed)
+    assert len(deaths(outcome)) == num_deaths
+
+
+HASTY = [Fault("lose-events", 0.0, 4.0, amount=0.3), Fault("early-timeout", 0.0, 4.0, "frontend-0", amount=0.9)]
+
+
+def test_a_snapshot_that_comes_too_late_is_asked_for_again(monkeypatch):
+    asked = [Question(number, number * 0.08, [97 + number % 12] * 640, 5) for number in range(40)]
+    assert replay(WORKERS, Rehearsal(0, asked, HASTY)).violations == []
+    monkeypatch.setattr(KvFollower, "on_no_snapshot", lambda *_: None)
+    found = replay(WORKERS, Rehearsal(0, asked, HASTY)).violations
+    assert {violation.invariant for violation in found} == {"known"}
+
+
+def test_many_prompts_continue_others_and_none_grows_forever():
+    prompts = [asked.prompt for asked in generated(3, 300, 12.0)]
+    later = [
+        prompt
+        for number, prompt in enumerate(prompts)
+        if any(prompt[: len(before)] == before for before in prompts[:number])
+    ]
+    assert 90 <= len(later) <= 160
+    assert max(map(len, prompts)) <= LONGEST + 150
 
 
 def test_a_worker_that_dies_while_its_kv_is_read_costs_no_answer():
     chase = Fault("chase", 0.0, 10.0, amount=1)
-    outcome = replay(HANDS_OVER, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
+    slowly = replace(HANDS_OVER, transfer=replace(HANDS_OVER.transfer, bandwidth_gb_s=0.2))
+    outcome = replay(slowly, Rehearsal(0, [Question(0, 0.01, [97] * 200, 20)], [chase]))
     assert (outcome.violations, outcome.num_failed) == ([], 0)
+    assert [name.rpartition("-")[0] for name in deaths(outcome)] == ["prefill"]
 
 
 def test_kv_that_a_broken_connection_withdraws_is_computed_again():

@@ -6,13 +6,15 @@ from itertools import combinations, pairwise
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.rehearsal import invariants, run
-from dynabench.rehearsal.client import Question
-from dynabench.rehearsal.faults import Fault
-from dynabench.rehearsal.invariants import Violation
+from dynabench.rehearsal import run
+from dynabench.rehearsal.checks import watch
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.picture import happening_of, page_of
-from dynabench.rehearsal.run import UP_S, Rehearsal, rehearse
-from dynabench.rehearsal.story import Story
+from dynabench.rehearsal.run import Rehearsal, rehearse
+from dynabench.rehearsal.stage.stage import UP_S
+from dynabench.rehearsal.stage.story import Story
 from reports.charts.lanes import Clock, Flaw, Happening, Lane, Passage, Stay, Trouble, svg
 
 TWO = Deployment(router_mode="round-robin", pools=(Pool(replicas=2),))
@@ -88,7 +90,7 @@ def test_a_violation_is_marked_when_it_was_seen_and_names_its_request_and_progra
 
 
 def test_what_is_seen_while_it_runs_is_dated_from_when_requests_could_be_sent(monkeypatch):
-    monkeypatch.setattr(invariants, "_busy", lambda frontend, limit: [Violation("shed", frontend.program.name)])
+    monkeypatch.setattr(watch, "_busy", lambda frontend, limit: [Violation("shed", frontend.program.name)])
     outcome, _ = told(TWO)
     assert outcome.violations == [Violation("shed", "frontend, at 0.000 s", 0.0)]
 

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -9,8 +10,8 @@ from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.all_seeds import Plan, carry_out, lines, read, rehearse_all, replay
-from dynabench.rehearsal.faults import Fault
-from dynabench.rehearsal.questions import generated, taken
+from dynabench.rehearsal.clients.questions import generated, taken
+from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk
@@ -130,7 +131,10 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
 def test_the_command_says_what_happened(tmp_path):
     done = dynabench("rehearse", "--seeds", "2", "--requests", "15", "--out", tmp_path / "out", "--json")
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["violations"] == {}
+    said = json.loads(done.stdout)
+    assert said["violations"] == {}
+    assert said["happened"]
+    assert set(said["happened"]) <= {*get_args(Kind)}
     assert "2 seeds, 0 violations" in done.stderr
     refused = dynabench("rehearse", "--engine", "vllm", "--seeds", "1")
     assert refused.returncode == 2

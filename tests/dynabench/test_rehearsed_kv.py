@@ -3,17 +3,20 @@
 import builtins
 import io
 import os
+from dataclasses import replace
 
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.kv_store import KvStoreConfig
 from dynabench.rehearsal.all_seeds import replay
-from dynabench.rehearsal.client import Question
-from dynabench.rehearsal.faults import HARSH, Fault, idle_kinds
-from dynabench.rehearsal.run import Rehearsal
+from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.faults.draw import HARSH, idle_kinds
+from dynabench.rehearsal.faults.fault import Fault
+from dynabench.rehearsal.run import Rehearsal, rehearse
 from mocker import EngineConfig
 from serving.engines.kv import reader
+from serving.kv_tiers.store_client import StoreTier
 from serving.kv_tiers.tier import ChunkFormat
 
 BLOCK_GIB = 16 * 131_072 / (1 << 30)
@@ -35,6 +38,7 @@ HANDED_OVER = Deployment(
     ),
 )
 ASKED = [Question(number, number * 0.08, [97 + number * 7 % 12] * 160, 5) for number in range(40)]
+SLOW_STORE = Fault("slow-store", 0.0, 4.0, "kv-store", amount=0.2)
 FLIPS = Fault("bit-flip", 0.0, 4.0, amount=0.2)
 
 
@@ -59,18 +63,47 @@ def test_a_ticket_that_is_not_checked_is_found(monkeypatch):
     assert violations(HANDED_OVER, FLIPS) == (["unspoiled"], 0)
 
 
-def test_slow_and_full_disks_fail_nothing():
-    faults = [Fault("slow-disk", 0.3, 2.0, "worker-0", amount=0.3), Fault("full-disk", 0.5, 1.5, "worker-1")]
-    assert violations(STORED, *faults) == ([], 0)
+@pytest.mark.parametrize("kind", ["slow-disk", "full-disk"])
+def test_slow_and_full_disks_change_when_answers_come_and_fail_nothing(kind):
+    faults = [Fault(kind, 0.0, 4.0, f"worker-{number}", amount=0.3) for number in range(3)]
+    calm, outcome = (rehearse(STORED, Rehearsal(0, ASKED, some)) for some in ([], faults))
+    assert (outcome.violations, outcome.num_failed, outcome.texts) == ([], 0, calm.texts)
+    assert outcome.digest != calm.digest
 
 
 def test_a_store_that_is_killed_excuses_no_request():
     assert violations(STORED, Fault("kill", 0.5, 2.0, "kv-store"), Fault("kill", 2.0, 1.0, "kv-store")) == ([], 0)
 
 
+def test_a_store_that_is_slow_fails_nothing():
+    assert violations(STORED, SLOW_STORE) == ([], 0)
+
+
+def test_a_connection_to_the_store_that_is_kept_after_a_call_was_cancelled_is_found(monkeypatch):
+    async def on_link(tier, talk):
+        link = tier._idle.pop() if tier._idle else await tier._dial()
+        try:
+            return await talk(link)
+        finally:
+            tier._idle.append(link)
+
+    impatient = EngineConfig(
+        num_gpu_blocks=60, num_host_blocks=12, block_size=16, kv_prefetch_policy="timeout", kv_prefetch_timeout_s=0.05
+    )
+    deployment = replace(STORED, pools=(Pool(replicas=3, mocker=impatient),))
+    assert violations(deployment, SLOW_STORE) == ([], 0)
+    monkeypatch.setattr(StoreTier, "_on_link", on_link)
+    assert violations(deployment, SLOW_STORE) == (["unread"], 0)
+
+
+def test_a_chunk_of_the_store_that_is_wrong_although_no_bit_has_flipped_is_found(monkeypatch):
+    monkeypatch.setattr(ChunkFormat, "find_fault", lambda *_: "something")
+    assert violations(STORED, Fault("kill", 0.5, 1.0, "worker-0")) == (["sound"], 0)
+
+
 def test_no_faults_are_drawn_of_what_a_deployment_has_not():
-    assert idle_kinds(Deployment()) == {"bit-flip", "slow-disk", "full-disk"}
-    assert idle_kinds(HANDED_OVER) == {"slow-disk", "full-disk"}
+    assert idle_kinds(Deployment()) == {"bit-flip", "slow-disk", "full-disk", "slow-store"}
+    assert idle_kinds(HANDED_OVER) == {"slow-disk", "full-disk", "slow-store"}
     assert not idle_kinds(STORED)
     assert idle_kinds(Deployment()) <= {*HARSH}
 

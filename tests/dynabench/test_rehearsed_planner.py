@@ -15,14 +15,16 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
 from dynabench.planner.hands import Hands
 from dynabench.planner.roster import Roster
+from dynabench.planner.service import BlindError, PlannerService
 from dynabench.rehearsal.all_seeds import Plan, carry_out, left_out
-from dynabench.rehearsal.client import Answer
-from dynabench.rehearsal.faults import Fault, draw
-from dynabench.rehearsal.invariants import Met
-from dynabench.rehearsal.loop import run
-from dynabench.rehearsal.questions import generated
+from dynabench.rehearsal.checks.met import Met
+from dynabench.rehearsal.clients.client import Answer
+from dynabench.rehearsal.clients.questions import generated
+from dynabench.rehearsal.faults.draw import draw
+from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import Rehearsal, rehearse
-from dynabench.rehearsal.stage import PLANNER, SUPERVISOR, Stage, names_of
+from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, Stage, names_of
+from dynabench.rehearsal.virtual_time.loop import run
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.planner import Planner, PlannerConfig
@@ -115,7 +117,7 @@ def test_a_seed_is_the_same_run_whatever_seed_hashes_have():
 )
 def test_after_a_fault_a_planner_goes_on_with_the_workers_that_it_finds(fault):
     outcome = rehearsed(planned(), fault)
-    assert outcome.happened[:2] == [f"{fault.kind} {fault.target}", f"end of {fault.kind} {fault.target}"]
+    assert outcome.happened[0] == f"{fault.kind} {fault.target}"
     assert (outcome.violations, outcome.num_failed) == ([], 0)
 
 
@@ -152,6 +154,35 @@ def test_a_planner_beyond_its_bounds_is_found():
     assert "planned" in found_with(Planner, "_wish", unlimited)
 
 
+def test_a_larger_step_is_found_whatever_the_reason_says(tmp_path, monkeypatch):
+    (tmp_path / "leaps.py").write_text(POLICY.replace("because", "1 start given up").format(proposal="8"))
+    deployment = planned(most=8, planner=str(tmp_path / "leaps.py"), max_scale_step=1, planner_interval_s=20.0)
+    wish = Planner._wish
+    assert rehearsed(deployment).violations == []
+
+    def leaps(self, pool, state, proposal):
+        return replace(wish(self, pool, state, proposal), goal=proposal.replicas)
+
+    monkeypatch.setattr(Planner, "_wish", leaps)
+    assert names(rehearsed(deployment)) == {"planned"}
+
+
+def test_a_planner_that_does_not_plan_is_found_whatever_it_logs():
+    async def counts(self, session):
+        raise BlindError("no metrics today")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PlannerService, "_note", lambda self, notes, level=0: None)
+        assert "followed" in found_with(PlannerService, "_counts", counts)
+
+
+def test_hands_that_fail_are_found():
+    async def obey(self, given, group):
+        raise ValueError("these orders make no sense")
+
+    assert "alive" in found_with(Hands, "_obey", obey)
+
+
 def test_hands_that_kill_without_draining_are_found(tmp_path):
     async def end(self, name, timeout_s):
         keeper = next(keeper for keeper, program in self._keepers.items() if program.name == name)
@@ -161,7 +192,7 @@ def test_hands_that_kill_without_draining_are_found(tmp_path):
         del self._keepers[keeper], self._children[name], self._leaving[name]
 
     deployment = planned(planner=str(restless(tmp_path)))
-    load = {"requests": 80, "rate": 40.0}
+    load = {"requests": 120, "rate": 40.0}
     assert rehearsed(deployment, **load).violations == []
     assert "drained" in found_with(ProcessGroup, "end", end, deployment, **load)
 

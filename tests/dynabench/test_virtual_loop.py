@@ -8,14 +8,8 @@ import warnings
 
 import pytest
 
-from dynabench.rehearsal.loop import (
-    DeadlockError,
-    LivelockError,
-    OutsideError,
-    TooLongError,
-    VirtualLoop,
-    run,
-)
+from dynabench.rehearsal.virtual_time.errors import DeadlockError, LivelockError, OutsideError, TooLongError
+from dynabench.rehearsal.virtual_time.loop import VirtualLoop, run
 from serving.runtime.memory.network import Network
 from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.world import SeededWorld, World, within, world

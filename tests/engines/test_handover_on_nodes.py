@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.rehearsal.loop import run
+from dynabench.rehearsal.virtual_time.loop import run
 from mocker import EngineConfig
 from mocker.timing.config import TimingConfig
 from serving.engines.mock.engine import Mocker

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dynabench.rehearsal.loop import run
+from dynabench.rehearsal.virtual_time.loop import run
 from foundation.own_code import own_class
 from serving.runtime.address import EndpointAddress
 from serving.runtime.config import RuntimeConfig

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dynabench.rehearsal.loop import run
+from dynabench.rehearsal.virtual_time.loop import run
 from serving.runtime.memory import tcp
 from serving.runtime.memory.network import Network
 from serving.runtime.memory.requests import HIGH_WATER_BYTES
@@ -144,6 +144,20 @@ def test_a_bit_that_flips_is_one_of_a_segment():
         return int.from_bytes(await receive(theirs))
 
     assert run(main()).bit_count() == 1
+
+
+def test_what_was_not_received_counts_as_a_rest_unless_a_bit_was_wrong_before():
+    async def rests(network):
+        ours, theirs = await connected(network)
+        found = [theirs.has_rest]
+        for share in (0.0, 1.0, 0.0):
+            network.bit_flips = share
+            await ours.send(b"a")
+            await asyncio.sleep(2 * DELAY_S)
+            found.append(theirs.has_rest)
+        return found, (await connected(network))[0].has_rest
+
+    assert run(rests(network_of())) == ([False, True, False, False], False)
 
 
 def test_ports_of_nodes_are_their_own():

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from serving.runtime.threads import in_thread
-from serving.runtime.world import EPOCH_NS, SeededWorld, World, within, world
+from serving.runtime.world import EPOCH_NS, HASTY_S, SeededWorld, World, within, world
 
 
 class Clock(selectors.DefaultSelector):
@@ -90,7 +90,9 @@ def test_the_clocks_of_a_simulated_node_are_the_loops():
 
 def test_a_wall_clock_drifts_and_jumps_and_the_other_clock_does_neither():
     async def main():
-        node = SeededWorld(1, "a", ahead_s=10.0, drift=-0.01)
+        node = SeededWorld(1, "a")
+        node.jump(10.0)
+        node.gain(-0.01)
         assert node.wall_s() == EPOCH_NS / 1e9 + 10
         await asyncio.sleep(100.0)
         assert node.wall_s() == EPOCH_NS / 1e9 + 10 + 99
@@ -117,7 +119,8 @@ def test_nodes_in_one_loop_have_their_own_clocks_and_randomness_in_all_that_they
         log.append(world())
 
     async def main():
-        nodes = SeededWorld(1, "a"), SeededWorld(1, "b", ahead_s=60.0)
+        nodes = SeededWorld(1, "a"), SeededWorld(1, "b")
+        nodes[1].jump(60.0)
         logs, tasks = ([], []), []
         for node, log in zip(nodes, logs, strict=True):
             with within(node):
@@ -170,3 +173,12 @@ def test_a_step_timer_of_virtual_time_waits_on_the_loop():
 def test_a_simulated_node_has_no_time_outside_a_loop():
     with pytest.raises(RuntimeError, match="no running event loop"):
         SeededWorld(1, "a").now()
+
+
+def test_only_a_simulated_node_in_haste_waits_too_shortly_at_times():
+    node = SeededWorld(1, "a")
+    assert {each.patience(10.0) for each in (World(), node)} == {10.0}
+    node.haste = 0.5
+    waits = [node.patience(10.0) for _ in range(200)]
+    assert {wait for wait in waits if wait > HASTY_S} == {10.0}
+    assert 60 < sum(wait <= HASTY_S for wait in waits) < 140

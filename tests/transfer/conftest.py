@@ -1,7 +1,7 @@
 import pytest
 import uvloop
 
-from dynabench.rehearsal import loop
+from dynabench.rehearsal.virtual_time import loop
 from tests.support.world import new_world
 from tests.transfer.world import World
 

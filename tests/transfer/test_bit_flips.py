@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dynabench.rehearsal.loop import run
+from dynabench.rehearsal.virtual_time.loop import run
 from serving.runtime.memory.network import Network
 from serving.transfer.agent import Piece, TransferError
 from serving.transfer.make import make_agent

@@ -7,8 +7,8 @@
     network.heal()
 
 It is driven by the running event loop alone. By default it is perfect and immediate; faults are set and called by
-whoever drives it. A paused node is stopped on a virtual loop only (`dynabench/rehearsal/loop.py`): on others, its
-messages wait, but its code runs.
+whoever drives it. A paused node is stopped on a virtual loop only (`dynabench/rehearsal/virtual_time/loop.py`): on others,
+its messages wait, but its code runs.
 """
 
 import random
@@ -118,10 +118,9 @@ class Network:
         self.cut(group, others)
         self.cut(others, group)
 
-    def mend(self, group: Iterable[str], others: Iterable[str]) -> None:
-        """Restore the ways between two groups of nodes."""
-        group, others = list(group), list(others)
-        self._cuts.difference_update(product(group, others), product(others, group))
+    def mend(self, senders: Iterable[str], receivers: Iterable[str]) -> None:
+        """Restore the way from these nodes to those."""
+        self._cuts.difference_update(product(senders, receivers))
         self.wake()
 
     def heal(self) -> None:

@@ -37,6 +37,8 @@ class MemoryChannel:
         self.is_full = False
         self.is_read_later = False
         """Whether our end reports what it has read (`count_read`); by default it has read what it received."""
+        self.is_damaged = False
+        """Whether a bit of what was sent was wrong, either way."""
         self.node = plane.node
         self.peer = self
         self._plane = plane

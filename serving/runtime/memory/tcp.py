@@ -36,6 +36,11 @@ class MemoryConnection:
         self._has_changed = asyncio.Event()
         self._on_readable: Callable[[], object] | None = None
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether something arrived that was not received, although no bit was wrong on this connection so far."""
+        return bool(self._arrived) and not self._channel.is_damaged
+
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of it, as soon as there is room.
 
@@ -48,7 +53,10 @@ class MemoryConnection:
             if self._is_over:
                 raise BrokenPipeError(errno.EPIPE, "the other side hung up")
             segment = bytes(data[start : start + SEGMENT_BYTES])
-            self._channel.write(self._channel.node.network.flipped(segment))
+            sent = self._channel.node.network.flipped(segment)
+            if sent is not segment:
+                self._channel.is_damaged = self._channel.peer.is_damaged = True
+            self._channel.write(sent)
 
     async def receive_into(self, target: memoryview | bytearray) -> int:
         """Wait for the next bytes, and return how many were put into the memory; 0: the connection ended."""

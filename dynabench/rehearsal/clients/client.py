@@ -9,7 +9,7 @@ import httptools
 import msgspec
 
 from dynabench.live.events import AnswerError, AnswerReader
-from dynabench.rehearsal.tcp import PORT
+from dynabench.rehearsal.virtual_time.tcp import PORT
 
 DONE = b"data: [DONE]"
 """The last event of a stream."""
@@ -101,11 +101,6 @@ class Answer(asyncio.Protocol):
     def is_right(self) -> bool:
         """Whether it came whole."""
         return self.status == 200 and not self.error and not self.has_left
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether the server said that it does not serve it, before any of the answer."""
-        return self.status >= 400
 
     async def ask(self, frontend: str) -> None:
         """Send the request to a frontend, and return once it is over."""

@@ -21,7 +21,7 @@ from serving.runtime.world import world
 
 PORT = 8000
 """Where each frontend serves HTTP, at its own node."""
-PATIENCE_S = 1e9
+FOREVER_S = 1e9
 """No server stands between the two ends, so there is no outage to be patient about."""
 
 Factory = Callable[[], asyncio.BaseProtocol]
@@ -162,7 +162,7 @@ async def create_server(
     node = this_node()
     number = sock.getsockname()[1] if sock is not None else port
     assert number
-    plane = MemoryRequests(node, number, timeout_s=PATIENCE_S, is_direct=True)
+    plane = MemoryRequests(node, number, timeout_s=FOREVER_S, is_direct=True)
 
     def accept(channel: Channel) -> ChannelEnd:
         return _begin(factory, channel, (node.name, number), ("client", 0))
@@ -186,7 +186,7 @@ async def create_connection(
         made.append(_begin(factory, channel, (node.name, 0), (host, port)))
         return made[0]
 
-    await MemoryRequests(node, 0, timeout_s=PATIENCE_S, is_direct=True).dial(f"memory:{host}/{port:x}", accept)
+    await MemoryRequests(node, 0, timeout_s=FOREVER_S, is_direct=True).dial(f"memory:{host}/{port:x}", accept)
     return made[0], made[0].get_protocol()
 
 

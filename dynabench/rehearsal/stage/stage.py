@@ -20,9 +20,9 @@ from dynabench.deployment.file import from_plain
 from dynabench.deployment.processes import deployment_programs
 from dynabench.planner.programs import check_planner, has_planner, planner_program
 from dynabench.planner.service import PlannerService
-from dynabench.rehearsal.own import own_engine
-from dynabench.rehearsal.story import NotedService, Story, Stretch
-from dynabench.rehearsal.tcp import PORT, MemoryConnector, MemorySocket
+from dynabench.rehearsal.stage.own import own_engine
+from dynabench.rehearsal.stage.story import NotedService, Story, Stretch
+from dynabench.rehearsal.virtual_time.tcp import PORT, MemoryConnector, MemorySocket
 from foundation.errors import UserError
 from serving.engines.echo import Echo
 from serving.engines.kv.params import RemoteKv
@@ -54,6 +54,8 @@ MORE = 3
 KILLED = -signal.SIGKILL
 HANGS_S = 0.1
 """How often a worker whose start hangs looks whether it may go on (s)."""
+UP_S = 5.0
+"""Within this time after the last start every worker is known (s)."""
 MEMORY = RuntimeConfig(discovery_backend="memory", etcd_endpoints="", nats_server="")
 
 
@@ -146,16 +148,14 @@ class Stage:
             _main_of(program)
         self.actors: dict[str, Actor] = {}
         """The last of each program."""
-        self.failures: dict[str, BaseException] = {}
-        """The programs that ended by an error of their own."""
+        self.failures: list[str] = []
+        """Which programs ended by an error of their own, or unasked, and how."""
         self.killed_s: dict[Node, float] = {}
         """When programs were killed, by the loop's clock."""
         self.on_end: Callable[[Actor], object] = lambda _: None
         """Is called when a program's code has ended, and before its parent ends it at once."""
-        self.num_failing = 0
-        """Faults in force by which workers fail as they start."""
-        self.num_hanging = 0
-        """Faults in force by which workers hang as they start."""
+        self.bad_starts = set[str]()
+        """What happens to workers that start now: `start-fails`, `start-hangs`."""
         self._incarnations: dict[str, int] = {}
 
     @property
@@ -262,9 +262,9 @@ class Stage:
         """Run a program's process; one that is asked to end before its own code runs does so at once."""
         is_worker = _module(actor.program) in ENGINES
         await until_stopped(actor.stopping, asyncio.sleep(takes_s))
-        if is_worker and self.num_failing:
+        if is_worker and "start-fails" in self.bad_starts:
             raise RuntimeUnavailableError("a fault ended it as it started")
-        while is_worker and self.num_hanging and not actor.stopping.is_set():
+        while is_worker and "start-hangs" in self.bad_starts and not actor.stopping.is_set():
             await until_stopped(actor.stopping, asyncio.sleep(HANGS_S))
         if not actor.stopping.is_set():
             await self._main(actor)
@@ -273,8 +273,11 @@ class Stage:
         """Let a process end whose code has."""
         actor.life.end(asyncio.get_running_loop().time())
         error = None if task.cancelled() else task.exception()
-        if error is not None and not isinstance(error, RuntimeUnavailableError):  # what it needs was away
-            self.failures[actor.program.name] = error
+        name, is_asked = actor.program.name, actor.stopping.is_set() or task.cancelled() or actor.node.is_dead
+        if error is None and not is_asked:
+            self.failures.append(f"{name} ended unasked, without an error")
+        elif error is not None and not isinstance(error, RuntimeUnavailableError):  # what it needs was away
+            self.failures.append(f"{name} ended: {error!r:.300}")
         self.on_end(actor)
         if not actor.node.is_dead:
             self.network.kill(actor.node)

@@ -2,15 +2,17 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.planner.service import ANSWER_S, WAIT_S, PlannerService
-from dynabench.rehearsal.client import Answer
-from dynabench.rehearsal.faults import Weather
-from dynabench.rehearsal.invariants import CALM_S, Violation, requests_at
-from dynabench.rehearsal.stage import PLANNER, Actor, Stage
-from dynabench.rehearsal.supervisor import Supervisor, Worker
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.checks.programs import requests_at
+from dynabench.rehearsal.clients.client import Answer
+from dynabench.rehearsal.faults.weather import CALM_S, Weather
+from dynabench.rehearsal.stage.stage import PLANNER, Actor, Stage
+from dynabench.rehearsal.stage.supervisor import Supervisor, Worker
 from serving.planner import PlannerConfig
 
 KNOWN_S = 1.0
@@ -41,6 +43,9 @@ class PlanWatch:
         self._sizes: dict[str, int] = {}
         self._directions: dict[str, set[bool]] = {}  # whether pools grew and shrank while nothing happened
         self._num_changes = 0
+        self._num_starting = Counter[
+            str
+        ]()  # workers of each pool at the last look: those that do not come up are given up
         stage.on_end = self._on_end
 
     def look(self, now: float) -> Iterator[Violation]:
@@ -73,13 +78,14 @@ class PlanWatch:
     def _steps(self) -> Iterator[Violation]:
         """Check the decisions that were carried out since the last look, of a planner that sees everything."""
         assert self._supervisor.hands is not None
-        config, changes = self._deployment.planner, self._supervisor.hands.roster.changes
-        new, self._num_changes = changes[self._num_changes :], len(changes)
+        config, roster, starting = self._deployment.planner, self._supervisor.hands.roster, self._num_starting
+        new, self._num_changes = roster.changes[self._num_changes :], len(roster.changes)
+        self._num_starting = Counter(each.pool for each in roster.members.values() if each.state == "starting")
         step = config.max_scale_step
-        if step is None or config.max_gpu_budget or config.min_gpu_budget or not self._weather.is_calm(CALM_S):
+        if step is None or config.max_gpu_budget or config.min_gpu_budget or not self._weather.is_calm:
             return
         for change in new:
-            if abs(change.after - change.before) > step and "given up" not in change.reason:
+            if not -step - starting[change.pool] <= change.after - change.before <= step:
                 yield Violation(
                     "planned", f"{change.pool}: {change.before} -> {change.after} workers; a step is {step}"
                 )
@@ -87,7 +93,7 @@ class PlanWatch:
     def _settled(self, now: float, sizes: dict[str, int]) -> Iterator[Violation]:
         """Check that no pool both grows and shrinks while no requests come."""
         over_s = max((answer.ended_s or math.inf for answer in self._answers), default=now)
-        is_quiet = now - over_s >= CALM_S and self._weather.is_calm(CALM_S)
+        is_quiet = now - over_s >= CALM_S and self._weather.is_calm
         for name, size in sizes.items():
             if not is_quiet:
                 self._directions[name] = set()
@@ -133,9 +139,10 @@ def _within_bounds(deployment: Deployment, sizes: dict[str, int], present: dict[
 
 def of_plan(deployment: Deployment, stage: Stage, supervisor: Supervisor, now: float) -> Iterator[Violation]:
     """Check that a planner plans, and that its orders are carried out, once faults are over."""
-    yield from (Violation("alive", said) for said in supervisor.trouble)
     if supervisor.hands is None:
         return
+    if (error := supervisor.hands.error) is not None:
+        yield Violation("alive", f"the planner's orders are no longer carried out: {error!r:.300}")
     actor = next(stage.running([PLANNER]), None)
     if actor is None or actor.planner is None:
         yield Violation("followed", "no planner runs")
@@ -162,4 +169,5 @@ def _blind(service: PlannerService, now: float) -> Iterator[str]:
     looked_s = now - service._looked[0] if service._looked is not None else math.inf
     if looked_s > service._interval_s + WAIT_S + ANSWER_S + SLACK_S:
         yield f"it last looked {looked_s:.3f} s ago"
-    yield from (note for note in service._said if note.startswith(("nothing changes", "waiting")))
+    if not service.is_planning:
+        yield "; ".join(service._said) or "it lacks an input"

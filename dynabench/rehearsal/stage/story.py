@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from dynabench.rehearsal.client import Answer
+from dynabench.rehearsal.clients.client import Answer
 from serving.runtime.messages import End
 from serving.runtime.server import AnswerStream, Audience
 

@@ -25,7 +25,15 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextvars import Context, copy_context
 from typing import Any, Never, TypeVar
 
-from dynabench.rehearsal.tcp import create_connection, create_server
+from dynabench.rehearsal.virtual_time.errors import (
+    DeadlockError,
+    LivelockError,
+    OutsideError,
+    TooLongError,
+    VirtualLoopError,
+)
+from dynabench.rehearsal.virtual_time.places import described, place_of
+from dynabench.rehearsal.virtual_time.tcp import create_connection, create_server
 from serving.runtime.memory.node import NODE, Node
 
 COLLECT_EVERY = 200_000
@@ -50,26 +58,6 @@ OUTSIDE = (
 """What a loop offers for sockets, pipes and processes."""
 
 Result = TypeVar("Result")
-
-
-class VirtualLoopError(RuntimeError):
-    """The program cannot go on in virtual time, or does not end; the message names what waits or spins."""
-
-
-class OutsideError(VirtualLoopError):
-    """The program wants something from outside of the simulation."""
-
-
-class DeadlockError(VirtualLoopError):
-    """Everything waits, and nothing is scheduled."""
-
-
-class TooLongError(VirtualLoopError):
-    """The bound on virtual time was reached."""
-
-
-class LivelockError(VirtualLoopError):
-    """Callbacks run without end at one instant."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -262,7 +250,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._ready.appendleft(handle)
             raise LivelockError(
                 f"{self._max_at_once} callbacks have run at {self._now:.6f} s, and time does not pass; the next is "
-                f"{_describe(handle)}"
+                f"{described(handle._callback)}"
             )
         if self._num_run % COLLECT_EVERY == 0:
             gc.collect()
@@ -305,7 +293,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for task, node in self._tasks.items():
             if not task.done() and (node is None or not node.is_dead):
                 whose = "" if node is None else f"{node.name}{' (paused)' if node.is_paused else ''}: "
-                lines.append(whose + _place(task))
+                lines.append(whose + place_of(task))
         return "; ".join(lines[:20]) + (f"; and {len(lines) - 20} more" if len(lines) > 20 else "")
 
     def _write_to_self(self) -> None:
@@ -402,26 +390,3 @@ def unheard() -> Iterator[None]:
         yield
     finally:
         logging.disable(before)
-
-
-def _describe(handle: Any) -> str:
-    """Name a callback, or the task whose step it is."""
-    callback = handle._callback
-    owner = getattr(callback, "__self__", None)
-    return _place(owner) if isinstance(owner, asyncio.Task) else f"{getattr(callback, '__qualname__', callback)}"
-
-
-def _place(task: asyncio.Task[Any]) -> str:
-    """Return a task's function, and the line where it waits."""
-    name = getattr(task.get_coro(), "__qualname__", str(task.get_coro()))
-    frames = _awaited(task.get_coro())
-    return f"{name} at {frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else name
-
-
-def _awaited(coroutine: Any) -> list[Any]:
-    """Return the frames of a coroutine and of those that it awaits, the innermost last."""
-    frames = []
-    while (frame := getattr(coroutine, "cr_frame", None)) is not None:
-        frames.append(frame)
-        coroutine = coroutine.cr_await
-    return frames

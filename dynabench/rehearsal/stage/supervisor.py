@@ -17,11 +17,11 @@ from typing import NamedTuple
 from dynabench.deployment.description import Deployment
 from dynabench.planner.hands import Hands
 from dynabench.planner.programs import hands_of, has_planner
-from dynabench.rehearsal.stage import MEMORY, NAMESPACE, SUPERVISOR, Actor, Stage
+from dynabench.rehearsal.stage.stage import MEMORY, NAMESPACE, SUPERVISOR, Actor, Stage
 from serving.runtime.world import SeededWorld, within, world
 from serving.supervision.group import Event, ProcessGroup, ProcessReady, Program
 
-START_S = (0.5, 2.0)
+LAUNCH_S = (0.5, 2.0)
 """How long a process takes to start (s)."""
 
 
@@ -100,15 +100,11 @@ class Supervisor:
         """Prepare; nothing runs yet."""
         self._stage = stage
         self._pools = [pool.name for pool in deployment.pools]
-        self.trouble: list[str] = []
-        """Why the planner's decisions are no longer carried out."""
         self.hands: Hands | None = None
         """The planner's hands, if there is a planner."""
         if has_planner(deployment):
             loop, beside = asyncio.get_running_loop(), list(stage.programs.values())
-            self.hands = hands_of(
-                deployment, MEMORY, namespace=NAMESPACE, beside=beside, say=self._hear, clock=loop.time
-            )
+            self.hands = hands_of(deployment, MEMORY, namespace=NAMESPACE, beside=beside, clock=loop.time)
         self._group = ProcessGroup(restart=True, on_event=self._on_event, launch=self._launch)
         self._up_since_s: dict[str, float] = {}
 
@@ -132,14 +128,10 @@ class Supervisor:
             await self._group.wait(asyncio.Event())
 
     async def _launch(self, program: Program, _: bool) -> SimulatedProcess:
-        return SimulatedProcess(self._stage, program, world().entropy.uniform(*START_S))
+        return SimulatedProcess(self._stage, program, world().entropy.uniform(*LAUNCH_S))
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, ProcessReady):
             self._up_since_s.setdefault(event.name, asyncio.get_running_loop().time())
         if self.hands is not None:
             self.hands.on_event(event)
-
-    def _hear(self, said: str) -> None:
-        if "no longer carried out" in said:
-            self.trouble.append(said)

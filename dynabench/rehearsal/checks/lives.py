@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-from dynabench.rehearsal.faults import Weather
-from dynabench.rehearsal.stage import Actor, Stage
+from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.faults.weather import Weather
+from dynabench.rehearsal.stage.stage import Actor, Stage
 from serving.engines.mock.live import Live, live_of
 from serving.runtime.address import INSTANCES, Instance
 from serving.runtime.memory.node import Node
@@ -11,13 +12,10 @@ from serving.runtime.memory.tcp import MemoryConnection
 
 LEFT_S = 0.2
 """How long a worker that has left discovery may take to notice that (s)."""
-ANSWER_S = 0.002
+ARRIVES_S = 0.002
 """How long the answer of a worker that has died may still be on its way (s)."""
 LATE_S = 1.0
 """How long after a pause, a partition and delays messages to a worker may still be late (s): then neither is checked."""
-
-Found = Iterator[tuple[str, str]]
-"""Invariants that do not hold, and what was found."""
 
 
 class Lives:
@@ -32,9 +30,9 @@ class Lives:
         self._left: dict[Node, tuple[float, set[str]]] = {}  # since when they have left, and what they had by then
         self._owners: dict[str, Node] = {}  # by the name under which they offer KV
         self._late: dict[Node, float] = {}  # when messages to workers were last late
-        self._has_flipped = False  # whether a length may have been wrong: then what it cut off is left on a connection
+        self._has_flipped = False  # whether chunks in a store may be wrong
 
-    def look(self, now: float) -> Found:
+    def look(self, now: float) -> Iterator[Violation]:
         """Check what is in engines now."""
         listed = {*_listed(self._stage)}
         self._has_flipped |= self._stage.network.bit_flips > 0
@@ -49,29 +47,32 @@ class Lives:
                 yield from self._read(worker, lives)
             for handover in () if worker.engine is None else worker.engine._handovers:
                 self._owners[handover._exchange.id] = worker.node
+            yield from _unread(worker)
             if not self._has_flipped:
-                yield from _unread(worker)
+                yield from _intact(worker)
 
-    def _moved(self, worker: Actor, ids: set[str]) -> Found:
+    def _moved(self, worker: Actor, ids: set[str]) -> Iterator[Violation]:
         """Check how many workers of a pool a request has had. A server for requests may lose calls that began unseen."""
         role = worker.program.settings[0].role
         for id in ids if self._stage.network.broker is None else ():
             seen = self._seen.setdefault((role, id), set())
             seen.add(worker.node)
             if len(seen) > 1 + self._num_migrations:
-                yield (
+                yield Violation(
                     "limited",
                     f"{len(seen)} {role} workers have worked at {id}, which may migrate {self._num_migrations} times",
                 )
 
-    def _leaving(self, worker: Actor, ids: set[str], now: float, *, is_listed: bool) -> Found:
+    def _leaving(self, worker: Actor, ids: set[str], now: float, *, is_listed: bool) -> Iterator[Violation]:
         """Check that a worker which was asked to end, and has left discovery, takes nothing new."""
         name = worker.program.name
         if not worker.stopping.is_set() or is_listed:
             return
         since_s, before = self._left.setdefault(worker.node, (now, set()))
         if now - since_s > LEFT_S and (new := ids - before):
-            yield "left", f"{name} took {', '.join(sorted(new))}, {now - since_s:.2f} s after it had left discovery"
+            yield Violation(
+                "left", f"{name} took {', '.join(sorted(new))}, {now - since_s:.2f} s after it had left discovery"
+            )
         before |= ids
 
     def _is_late(self, worker: Actor, now: float) -> bool:
@@ -81,7 +82,7 @@ class Lives:
             self._late[worker.node] = now
         return now - self._late.get(worker.node, -LATE_S) < LATE_S
 
-    def _read(self, worker: Actor, lives: list[Live]) -> Found:
+    def _read(self, worker: Actor, lives: list[Live]) -> Iterator[Violation]:
         """Check that KV came from workers that were there until it had come."""
         for live in lives:
             load = live.load
@@ -89,54 +90,30 @@ class Lives:
                 continue
             owner = self._owners.get(load.kv.remote_engine_id.rpartition("-")[0])
             died_s = None if owner is None else self._stage.killed_s.get(owner)
-            if died_s is not None and load.times["transfer_end"] > died_s + ANSWER_S:
-                yield "whole", f"{worker.program.name} took KV for {live.request_id} from {owner!r} after its end"
+            if died_s is not None and load.times["transfer_end"] > died_s + ARRIVES_S:
+                yield Violation(
+                    "whole", f"{worker.program.name} took KV for {live.request_id} from {owner!r} after its end"
+                )
 
 
-def read_well(stage: Stage) -> Found:
-    """Check that no KV failed to come, was kept in vain or was wrong, and no store counted as away: nothing went wrong."""
-    for worker in stage.running(stage.workers):
-        engine = worker.engine
-        for rank in range(0 if engine is None else len(engine.ranks)):
-            assert engine is not None
-            load = engine.load(rank)
-            moved = load.kv_transfers
-            if moved.num_failed or moved.num_expired:
-                numbers = f"{moved.num_failed} reads that failed and {moved.num_expired} leases that ran out"
-                yield "sound", f"{worker.program.name} has {numbers}, without a fault"
-            for tier in load.kv_tiers:
-                if tier.num_faults:
-                    yield (
-                        "sound",
-                        f"{worker.program.name}: {tier.num_faults} calls to its {tier.name} failed, without a fault",
-                    )
+def _unread(worker: Actor) -> Iterator[Violation]:
+    """Check that the connections to a store which wait for their next call have nothing left of the last.
 
-
-def in_stores(stage: Stage) -> Found:
-    """Check that stores of KV have room for what is in them, and for nothing else."""
-    for actor in stage.running(list(stage.programs)):
-        if actor.store is None:
-            continue
-        shelf = actor.store.shelf
-        if (lost := shelf.num_used - shelf.num_filled) != 0:
-            yield "released", f"{actor.program.name} keeps {lost} bytes of room for chunks that never came"
-        if num_readers := sum(entry.num_readers for entry in shelf.entries.values()):
-            yield "released", f"{actor.program.name} still sends {num_readers} chunks"
-
-
-def renewed(worker: Actor) -> int:
-    """Return how many leases of KV a worker renews, and how many meetings it waits for."""
-    readers = [each._decode.reader for each in worker.engine._handovers if each._decode] if worker.engine else []
-    kinds = [kind for reader in readers for kind in (reader._leases, reader._meetings)]
-    return sum(len(owner.names) for kind in kinds for owner in kind._owners.values())
-
-
-def _unread(worker: Actor) -> Found:
-    """Check that the connections to a store which wait for their next call have nothing left of the last."""
+    Where a bit has flipped, a length may have been wrong: then what it cut off is left.
+    """
     for tiers in () if worker.engine is None else worker.engine._tiers:
         for link in () if tiers._store is None else tiers._store.tier._idle:
-            if isinstance(link.connection, MemoryConnection) and link.connection._arrived:
-                yield "unread", f"{worker.program.name} keeps a connection for its next call on which an answer is left"
+            if isinstance(link.connection, MemoryConnection) and link.connection.has_rest:
+                yield Violation(
+                    "unread", f"{worker.program.name} keeps a connection for its next call on which an answer is left"
+                )
+
+
+def _intact(worker: Actor) -> Iterator[Violation]:
+    """Check that no chunk of a store was wrong: no bit has flipped."""
+    for tiers in () if worker.engine is None else worker.engine._tiers:
+        if tiers._store is not None and tiers._store.tier._spoilt.is_on:
+            yield Violation("sound", f"{worker.program.name} read a wrong chunk from its store, and no bit had flipped")
 
 
 def _lives(worker: Actor) -> Iterator[Live]:

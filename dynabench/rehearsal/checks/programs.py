@@ -1,0 +1,39 @@
+"""What checks look at in programs: requests, routings and limits."""
+
+from collections.abc import Iterator
+
+from dynabench.rehearsal.stage.stage import PLANNER, Actor, Stage
+from serving.engines.mock.live import live_of
+from serving.life.flight import Flight
+from serving.routing.live import LiveRouting
+
+
+def num_asked(stage: Stage) -> int:
+    """Return how many requests for its metrics a planner may have at a frontend; they are open there like others."""
+    return int(PLANNER in stage.programs)
+
+
+def flights(frontend: Actor) -> Iterator[Flight]:
+    """Yield the requests that a frontend answers."""
+    for response in () if frontend.handlers is None else frontend.handlers.answering._responses:
+        yield from (choice.attempts.flight for choice in response._accepted.choices)
+
+
+def requests_at(worker: Actor) -> Iterator[str]:
+    """Yield the requests at which a worker's engine works."""
+    for rank in () if worker.engine is None else worker.engine.ranks:
+        yield from (live_of(sequence).request_id for sequence in rank.engine.sequences())
+
+
+def limits_of(stage: Stage) -> dict[str, int]:
+    """Return how many requests each frontend may have in progress."""
+    return {name: stage.programs[name].settings[0].max_inflight_requests for name in stage.frontends}
+
+
+def routings(actor: Actor) -> Iterator[LiveRouting]:
+    """Yield the routings of a frontend, or that of a router that is a program of its own."""
+    for pool in actor.models.pools() if actor.models is not None else ():
+        if pool.routing is not None:
+            yield pool.routing
+    if actor.router is not None and actor.router._routing is not None:
+        yield actor.router._routing

@@ -1,0 +1,1 @@
+"""Time and connections of a rehearsal."""
