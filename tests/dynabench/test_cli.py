@@ -298,9 +298,14 @@ def test_verify_exits_with_2_if_a_file_cannot_be_read_as_other_commands_do(tmp_p
 
 def test_workloads_can_be_made_and_looked_at(tmp_path):
     file = tmp_path / "w.jsonl.gz"
-    assert dynabench("workload", "synth", file, "--requests", "50", "--turns", "2").returncode == 0
+    made = dynabench("workload", "synth", file, "--requests", "50", "--turns", "2")
+    assert made.returncode == 0
     facts = json.loads(dynabench("workload", "inspect", file, "--json").stdout)
     assert facts["requests"] == 50
+    means = f"mean ISL {facts['isl']['mean']:,.0f} tokens, {facts['endless_cache_hit_share']:.0%} of them shared"
+    assert made.stdout.startswith(f"{file}: 50 requests; {means}")
+    assert f"mean OSL {facts['osl']['mean']:,.0f} tokens\n" in made.stdout
+    assert "shared prefixes of 2,048 tokens, on top of --isl" in made.stdout
     assert "unlimited cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
     assert "best share by cache size" in dynabench("workload", "inspect", BUNDLED).stdout
 
