@@ -13,9 +13,9 @@ so that after a few seconds the prefix cache has all of each but its last block.
 
 - The rates of `general-lite`: "6 rps peak" is said, and 2.5 follows from the means of both stages and of all requests.
 - The rate of `reasoning-lite`, one run: it is not said. It is taken to be 0.3 times that of `reasoning`, as the peak of
-  `general-lite` is 0.3 times that of `general`.
-- How requests are sampled: they say nothing, so as `generation_config.json` of the model says (SAMPLED), at temperature
-  1 where it says nothing.
+  `general-lite` is 0.3 times that of `general`; that the ITL agrees with it was seen first.
+- How requests are sampled: they say nothing, so as `generation_config.json` of the model says (SAMPLED, from memory: the
+  files are not here), at temperature 1 where it says nothing.
 
 Their ITL is (E2E - TTFT) / (tokens - 1), where the tokens are those of the answer's text, tokenised again: 237 instead
 of 248 for Llama 3.1 8B. Ours is divided by the same number. 8 GiB of host memory for KV, which some runs have, is not
@@ -142,13 +142,19 @@ def workload_of(prompts: Prompts) -> Workload:
         for number in range(round(rate * duration))
     ]
     isl, count = prompts.shared + prompts.own, prompts.groups * prompts.each
-    shared, total = prompts.shared // BLOCK, -(-isl // BLOCK)
-    ids = [
-        (*(-1 - place % prompts.groups * shared - block for block in range(shared)), *range(place * total, (place + 1) * total - shared))
-        for place in range(count)
-    ]  # fmt: skip
+    ids = [_blocks(prompts, number) for number in range(count)]
     requests = [Request(at, isl, prompts.osl, ids[number % count]) for number, at in enumerate(arrivals)]
     return Workload("run", BLOCK, requests)
+
+
+def _blocks(prompts: Prompts, number: int) -> tuple[int, ...]:
+    """Return the blocks of a prompt: negative ones for what its group begins with."""
+    shared, total = prompts.shared // BLOCK, -(-(prompts.shared + prompts.own) // BLOCK)
+    group = number % prompts.groups
+    return (
+        *(-1 - group * shared - block for block in range(shared)),
+        *range(number * total, (number + 1) * total - shared),
+    )
 
 
 def predict(run: Any) -> dict[str, float]:

@@ -113,8 +113,8 @@ def errors_by_case() -> str:
     ]
     for (gpu, is_mixture), part in every.groupby(["gpu", every.model.str.contains("Mixtral")]):
         errors = blis_runs.errors(part, blis_runs.OURS)
-        models = "Mixtral 8x7B, 8x22B" if is_mixture else "dense, 8 B to 70 B"
-        cases.append(Case(("vLLM 0.15", gpu.upper(), models), f"{len(part)} runs", errors.ttft, errors.itl))
+        models = "Mixtral-8x7B, 8x22B" if is_mixture else ", ".join(sorted({short(model) for model in part.model}))
+        cases.append(Case(("vLLM 0.15", gpu.upper(), f"{models} bf16"), f"{len(part)} runs", errors.ttft, errors.itl))
     number = f"{len(table):,} ({(table.split == 'fitted').sum()})"
     rows = sorted(cases, key=lambda case: -case.worst)
     rows.append(Case(("**all points**", "", ""), number, table.ttft_error, table.tpot_error))

@@ -74,6 +74,17 @@ def describe_workload(workload: Workload) -> Description:
     )
 
 
+def lengths_of(workload: Workload) -> str:
+    """Say how long prompts and answers are on average, and how much of the prompts is shared; nothing without requests."""
+    if not len(workload):
+        return ""
+    isl = workload.columns.input_length.astype(np.int64)
+    shared = "how much of them is shared is not known"
+    if workload.knows_prefixes:
+        shared = f"{reuse_of(workload).endless_hits().sum() / isl.sum():.0%} of them shared with earlier prompts"
+    return f"mean ISL {isl.mean():,.0f} tokens, {shared}; mean OSL {workload.columns.output_length.mean():,.0f} tokens"
+
+
 def best_shares(workload: Workload) -> dict[int, float] | None:
     """Return the highest hit share of caches by their size in tokens, each four times as large as the one before.
 

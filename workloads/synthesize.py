@@ -43,7 +43,8 @@ class SynthConfig:
     """Shape of gamma arrivals: 1 is Poisson, less is burstier."""
 
     isl: Count = 2048
-    """Mean number of new prompt tokens per turn, without the shared prefix."""
+    """Mean number of new prompt tokens per turn. The shared prefix comes on top (2,048 tokens by default; none with
+    --prefix-blocks 0)."""
 
     osl: Count = 128
     """Mean number of output tokens."""
@@ -64,7 +65,8 @@ class SynthConfig:
     """Number of shared prefixes (system prompts, documents); their popularity follows Zipf's law."""
 
     prefix_blocks: Whole = 4
-    """Blocks in each shared prefix (0: nothing is shared between sessions)."""
+    """Blocks of block_size tokens (by default 4 of 512) in each shared prefix, which comes on top of isl (0: sessions share
+    nothing)."""
 
     prefix_depth: Count = 1
     """Levels of sharing: all groups share the first level, and their prefixes diverge further at each level."""
@@ -99,7 +101,7 @@ class SynthConfig:
     """Number of different images, drawn evenly."""
 
     block_size: Count = 512
-    """Tokens per hash id."""
+    """Tokens per hash id, and per block of a shared prefix."""
 
     def __post_init__(self) -> None:
         """Refuse settings that make no sense."""

@@ -9,7 +9,7 @@ from dynabench.api.wording import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
 from foundation.settings import settings_of
 from workloads import formats
-from workloads.describe import Description, describe_workload
+from workloads.describe import Description, describe_workload, lengths_of
 from workloads.synthesize import SynthConfig, synthesize
 
 
@@ -110,7 +110,8 @@ class Workload(workloads.Workload):
         return describe_workload(self)
 
     def __repr__(self) -> str:
-        return f"<Workload {self.name}: {len(self):,} requests in {self.duration_s:,.1f} s>"
+        lengths = lengths_of(self)
+        return f"<Workload {self.name}: {len(self):,} requests in {self.duration_s:,.1f} s{lengths and f'; {lengths}'}>"
 
     @classmethod
     def _of(cls, made: workloads.Workload) -> Self:

@@ -150,7 +150,7 @@ class SentConfig(SynthConfig):
     """Number of shared prefixes (system prompts, documents); their popularity follows Zipf's law."""
 
     prefix_blocks: Whole = 0
-    """Blocks in each shared prefix (0: nothing is shared between sessions)."""
+    """Blocks of block_size tokens (by default 512) in each shared prefix, which comes on top of isl (0: sessions share nothing)."""
 
     think_time_s: NotNegative = 0.0
     """Mean time from the end of an answer to the next turn (s; exponential)."""

@@ -34,6 +34,7 @@ from dynabench.installed.compared import ENOUGH
 from dynabench.live.settings import SelftestConfig
 from dynabench.terminal import Terminal
 from foundation.errors import UserError
+from foundation.exit_codes import DONE, NOT_GOOD, USAGE_ERROR
 from foundation.text import printable
 from mocker import EngineConfig
 from mocker.config import EngineVersion
@@ -279,7 +280,7 @@ def verify(
     With --engine-core, compare an installed scheduler with ours in random scenarios instead, and write down the result:
     `dynabench simulate --engine-core` uses a vLLM of an unknown version only after that.
 
-    Exit code 1: a recording or a scenario differs, or a recording cannot be read.
+    Exit code 1: a recording or a scenario differs. One that cannot be read is bad input (2); the others are still compared.
 
     Args:
         recordings: Recording files, as `dynabench record` writes them.
@@ -302,12 +303,12 @@ def verify(
         raise UserError("--engine-python applies to --engine-core; give that, too")
     if not recordings:
         raise UserError("verify needs recordings, or --engine-core to compare an installed scheduler")
-    failed, unseen = 0, dict[str, None]()
+    failed, unread, unseen = 0, 0, dict[str, None]()
     for path in recordings:
         try:
             verdict = families.verify(path, engine_version)
         except RecordingError as error:
-            failed += 1
+            unread += 1
             _print_verdict({"file": str(path), "matched": None, "error": str(error)}, json_output)
             continue
         failed += verdict.difference is not None
@@ -323,10 +324,12 @@ def verify(
         }
         _print_verdict(facts, json_output, verdict.engine)
     if len(recordings) > 1 and not json_output:
-        print(f"{len(recordings) - failed} of {len(recordings)} match")
+        print(f"{len(recordings) - failed - unread} of {len(recordings)} match")
     if unseen and not json_output:
         print(printable(f"recorded, and not compared: {', '.join(sorted(unseen))}"))
-    return 1 if failed else 0
+    if unread:
+        return USAGE_ERROR
+    return NOT_GOOD if failed else DONE
 
 
 def _verify_installed(
@@ -343,7 +346,7 @@ def _verify_installed(
     comparison = found.comparison
     if as_json:
         print(json.dumps({**structs.asdict(comparison), "reasons": found.reasons, "file": str(place)}))
-        return 1 if found.differing else 0
+        return NOT_GOOD if found.differing else DONE
     print(
         printable(
             f"{TITLES[engine]} {comparison.version} and our rules of {comparison.rules}: {comparison.num_identical} of {num_scenarios} "
@@ -355,7 +358,7 @@ def _verify_installed(
         where = f"the first in scenario {seeds[0]}, step {difference.step}, {difference.what}"
         print(printable(f"  {len(seeds)} differ, rule {rule}: {where}"))
     print(printable(f"written to {place}"))
-    return 1 if found.differing else 0
+    return NOT_GOOD if found.differing else DONE
 
 
 def _print_verdict(facts: dict[str, Any], as_json: bool, engine: str = "") -> None:

@@ -17,7 +17,7 @@ from serving.cli.command_line import flat
 from serving.cli.help import HELP_FLAGS
 from workloads import Workload, WorkloadError, formats
 from workloads.anonymise import anonymise as anonymised
-from workloads.describe import Description, advice, best_shares, describe_workload
+from workloads.describe import Description, advice, best_shares, describe_workload, lengths_of
 from workloads.fit import fit_workload as fit_to
 from workloads.fit import make_workload, read_spec
 from workloads.merge import merge_workloads as merged_from
@@ -245,7 +245,12 @@ def synth(
     if lost := formats.lost(workload, to):
         raise WorkloadError(f"{to} would lose {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(workload, out, to)
-    print(f"{out}: {len(workload):,} requests")
+    print(f"{out}: {len(workload):,} requests; {lengths_of(workload)}")
+    if spec is None and config.prefix_blocks:
+        prefix = config.prefix_blocks * config.block_size
+        print(
+            f"each prompt begins with one of {config.prefix_groups} shared prefixes of {prefix:,} tokens, on top of --isl"
+        )
 
 
 @workload_app.command

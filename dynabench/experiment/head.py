@@ -20,6 +20,7 @@ from mocker.timing.groups import is_one_table
 from reports.verdicts.engines import EngineError
 from serving.runtime.config import masked
 from workloads import Workload
+from workloads.describe import lengths_of
 from workloads.pacing import LoadConfig
 
 GENERIC = ("polynomial", "constant")
@@ -35,7 +36,7 @@ def head_of(
 ) -> dict[str, str]:
     """Return labelled facts about the deployment and the workload; unknown ones are left out."""
     if url:
-        return {"Server": masked(url), "Workload": _workload(workload, loads)}
+        return {"Server": masked(url), "Workload": _workload(workload, loads), "Lengths": lengths_of(workload)}
     decoders = [_decoder(deployment) for deployment in deployments]
     said = {
         "Model": _each(_model(pool) for pool in decoders),
@@ -55,6 +56,7 @@ def head_of(
             _encoder(pool) for deployment in deployments for pool in deployment.pools if pool.engine == "mocker"
         ),
         "Workload": _workload(workload, loads),
+        "Lengths": lengths_of(workload),
         "Step times": describe_step_times(deployments),
         "Approximated": _each(_approximations(pool) for pool in decoders if pool.timing.timing_name == "roofline"),
         "Context": _each(_longer_context(pool) for pool in decoders if pool.timing.timing_name == "roofline"),

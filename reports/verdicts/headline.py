@@ -32,10 +32,9 @@ def heading(manifest: dict[str, Any]) -> list[str]:
 
 
 def understood(said: Mapping[str, str]) -> list[str]:
-    """Say what was understood of a model whose times are simulated, how its layers keep KV, and what is approximated."""
-    model = said.get("Model", "")
-    names = ["Model"] * (": " in model) + [name for name in ("KV groups", "LoRA", "Approximated") if name in said]
-    return [f"{name}: {said[name]}." for name in names]
+    """Say how long prompts and answers are, and what was understood of a model: its layers' KV, and what is approximated."""
+    names = ["Lengths"] + ["Model"] * (": " in said.get("Model", "")) + ["KV groups", "LoRA", "Approximated"]
+    return [f"{name}: {said[name]}." for name in names if name in said]
 
 
 def qualified(said: Mapping[str, str]) -> list[str]:

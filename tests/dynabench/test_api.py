@@ -218,6 +218,13 @@ def test_a_wrong_setting_of_a_deployment_is_one_line(settings, message):
 # Workloads
 
 
+def test_a_workload_shows_its_mean_lengths_prefixes_included():
+    made = db.Workload.synth(requests=100, isl=1500, isl_distribution="constant", osl=64, osl_distribution="constant")
+    assert ": 100 requests in " in repr(made)
+    assert "mean ISL 3,548 tokens, " in repr(made)
+    assert repr(made).endswith("of them shared with earlier prompts; mean OSL 64 tokens>")
+
+
 def test_a_frame_becomes_a_workload():
     frame = pd.DataFrame({"ts": [1000, 3000, 2000], "in": [10, 30, 20], "out": [1, 3, 2]})
     made = db.Workload.from_frame(frame, arrival="ts:ms", input="in", output="out", name="log")

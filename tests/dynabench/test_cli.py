@@ -1,6 +1,7 @@
 """The command line, run as a user runs it."""
 
 import contextlib
+import gzip
 import importlib.util
 import json
 import os
@@ -279,16 +280,32 @@ def test_verify_tells_match_from_difference(tmp_path):
     assert (done.returncode, done.stdout.count("matches vLLM 0.32.0 (309 steps, 208 events)")) == (0, 1)
     bad = tmp_path / "none.gz"
     bad.write_bytes(b"")
-    done = dynabench("verify", good, bad, "--json")
-    assert done.returncode == 1
-    assert [json.loads(line)["matched"] for line in done.stdout.splitlines()] == [True, None]
+    head, *rows = gzip.decompress(good.read_bytes()).decode().splitlines()
+    other = tmp_path / "other.jsonl"
+    other.write_text("\n".join([head, rows[0].replace('"free_blocks": 36', '"free_blocks": 35'), *rows[1:]]))
+    done = dynabench("verify", good, other)
+    assert (done.returncode, done.stdout.count("1 of 2 match")) == (1, 1), done.stdout
+
+
+def test_verify_exits_with_2_if_a_file_cannot_be_read_as_other_commands_do(tmp_path):
+    good = GOLDEN / "vllm-0.32" / "kv_pressure.jsonl.gz"
+    empty = tmp_path / "none.gz"
+    empty.write_bytes(b"")
+    done = dynabench("verify", tmp_path / "nosuch.gz", empty, good, "--json")
+    assert [json.loads(line)["matched"] for line in done.stdout.splitlines()] == [None, None, True]
+    assert done.returncode == 2
 
 
 def test_workloads_can_be_made_and_looked_at(tmp_path):
     file = tmp_path / "w.jsonl.gz"
-    assert dynabench("workload", "synth", file, "--requests", "50", "--turns", "2").returncode == 0
+    made = dynabench("workload", "synth", file, "--requests", "50", "--turns", "2")
+    assert made.returncode == 0
     facts = json.loads(dynabench("workload", "inspect", file, "--json").stdout)
     assert facts["requests"] == 50
+    means = f"mean ISL {facts['isl']['mean']:,.0f} tokens, {facts['endless_cache_hit_share']:.0%} of them shared"
+    assert made.stdout.startswith(f"{file}: 50 requests; {means}")
+    assert f"mean OSL {facts['osl']['mean']:,.0f} tokens\n" in made.stdout
+    assert "shared prefixes of 2,048 tokens, on top of --isl" in made.stdout
     assert "unlimited cache hit share" in dynabench("workload", "inspect", BUNDLED).stdout
     assert "best share by cache size" in dynabench("workload", "inspect", BUNDLED).stdout
 
