@@ -198,6 +198,20 @@ def test_a_request_may_fail_if_all_workers_of_its_model_are_gone_while_another_m
     assert (outcome.violations, outcome.num_failed > 0) == ([], True)
 
 
+def test_a_request_may_return_to_where_it_failed_while_only_another_model_has_others():
+    pools = (
+        Pool(name="one", replicas=2, worker=WorkerConfig(model_name="one", migration_limit=3)),
+        Pool(name="other", worker=WorkerConfig(model_name="other", migration_limit=3)),
+    )
+    faults = [
+        Fault("half-open", 1.0, 26.0, "frontend", "one-0"),
+        Fault("partition", 1.0, 9.8, "frontend", "one-1"),
+        Fault("reset", 2.5, 0.0, "one-1", "frontend"),
+    ]
+    asked = [Question(0, 2.0, [97] * 200, 60, model="one")]
+    assert replay(Deployment(router_mode="kv", pools=pools), Rehearsal(0, asked, faults)).violations == []
+
+
 def test_frontends_forget_workers_that_are_gone_although_nobody_asks_for_their_metrics():
     deployment = replace(WORKERS, frontend=FrontendConfig(), pools=(Pool(replicas=3, mocker=SMALL),))
     asked = [Question(number, number * 0.1, [97 + number % 12] * 20, 3) for number in range(300)]
