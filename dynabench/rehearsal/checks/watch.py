@@ -88,7 +88,7 @@ class Watch:
             self._ranks[routing] = ranks
         for flight in flights(frontend):
             leg = flight.decode
-            if leg is None or leg.state != "sent" or leg in self._legs:
+            if leg is None or leg.slot is None or leg.state != "sent" or leg in self._legs:
                 continue
             self._legs[leg] = None
             if leg.slot in flight.failed_at and (others := there.get(leg.slot, set()).difference(flight.failed_at)):
