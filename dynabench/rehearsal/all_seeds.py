@@ -73,7 +73,10 @@ class Plan(NamedTuple):
             if self.workload is None
             else taken(self.workload, seed, self.num_requests, model)
         )
-        asked = [msgspec.structs.replace(one, is_chat=is_chat(self.own_engine)) for one in asked]
+        asked = [
+            msgspec.structs.replace(one, is_chat=is_chat(self.own_engine or self.deployment.pools[0].engine))
+            for one in asked
+        ]
         workers, others = names_of(self.deployment)
         rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
         faults = draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle)
