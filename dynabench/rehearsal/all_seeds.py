@@ -82,7 +82,8 @@ class Plan(NamedTuple):
             else taken(self.workload, seed, self.num_requests, model)
         )
         own = self.own_engine or own_of(self.deployment)
-        asked = [msgspec.structs.replace(one, is_chat=is_chat(own)) for one in asked]
+        chats = is_chat(own or self.deployment.pools[0].engine)
+        asked = [msgspec.structs.replace(one, is_chat=chats) for one in asked]
         workers, others = names_of(self.deployment)
         rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
         faults = draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle)

@@ -46,7 +46,11 @@ class Question(msgspec.Struct, frozen=True):
     def body(self) -> bytes:
         """What is posted."""
         text = "".join(map(chr, self.prompt)) if self.is_chat else ""
-        prompt = {"messages": [{"role": "user", "content": text}]} if self.is_chat else {"prompt": self.prompt}
+        chat = {
+            "messages": [{"role": "user", "content": text}],
+            "user": self.id,
+        }  # engines of whole requests know no id
+        prompt = chat if self.is_chat else {"prompt": self.prompt}
         return json.dumps(
             {
                 "model": self.model,

@@ -45,8 +45,8 @@ def own_of(deployment: Deployment) -> str:
 
 
 def is_chat(engine: str) -> bool:
-    """Return whether an engine takes whole chat requests."""
-    return engine.startswith("pystr:")
+    """Return whether an engine takes whole chat requests: one's own, or that of a pool."""
+    return engine.startswith("pystr:") or engine == "echo_full"
 
 
 def own_engine(engine: str, worker: WorkerConfig) -> OwnEngine:
