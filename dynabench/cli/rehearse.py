@@ -40,9 +40,12 @@ def rehearse(
     from dynabench.experiment.source import source_of
     from dynabench.interrupt import Interrupt
     from dynabench.progress import Display
-    from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.all_seeds import Failed, Plan, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.checks.invariants import Violation
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
+    from dynabench.rehearsal.run import Rehearsal
+    from dynabench.rehearsal.shrink import MOST_TRIES, size
     from dynabench.rehearsal.stage.own import check_own
     from workloads.shape import ShapeConfig
 
@@ -72,15 +75,22 @@ def rehearse(
         plan.of(config.numbers[0])
     for said in left_out(described):
         console.say(said, style="yellow")
-    with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console):
-        found = rehearse_all(
-            plan,
-            config,
-            interrupt,
-            lambda failed: console.say(
-                f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}\n  {failed.picture}"
-            ),
-        )
+    with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console) as display:
+
+        def see(seed: int, violations: list[Violation]) -> None:
+            console.say(f"seed {seed}: {violations[0]}")
+            console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
+
+        def try_smaller(least: Rehearsal, number: int) -> None:
+            display.what = (
+                f"seed {least.seed} fails with {size(least)}; try {number} of at most {MOST_TRIES}; rehearsed"
+            )
+
+        def see_written(failed: Failed) -> None:
+            console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}")
+            display.what = "rehearsing"
+
+        found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
     for line in lines(found):
         console.print(line, soft_wrap=True)
     if output.json:
