@@ -23,7 +23,7 @@ from dynabench.rehearsal.faults.fault import Level
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
 from dynabench.rehearsal.settings import RehearseConfig
-from dynabench.rehearsal.shrink import shrunk
+from dynabench.rehearsal.shrink import MOST_TRIES, shrunk, size
 from dynabench.rehearsal.stage.own import check_own, is_chat, own_of
 from dynabench.rehearsal.stage.stage import names_of
 from dynabench.rehearsal.stage.story import Story
@@ -132,25 +132,53 @@ def run_rehearsal(
     for said in left_out(deployment):
         console.say(said, style="yellow")
 
-    def show(failed: Failed) -> None:
-        console.say(f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}\n  {failed.picture}")
-
     with (
         contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt,
-        Display("rehearsing", "seeds", interrupt, console),
+        Display("rehearsing", "seeds", interrupt, console) as display,
     ):
-        return rehearse_all(plan, config, interrupt, show)._replace(is_complete=not interrupt.is_asked)
+
+        def see(seed: int, violations: list[Violation]) -> None:
+            console.say(f"seed {seed}: {violations[0]}")
+            console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
+
+        def try_smaller(least: Rehearsal, number: int) -> None:
+            display.what = (
+                f"seed {least.seed} fails with {size(least)}; try {number} of at most {MOST_TRIES}; rehearsed"
+            )
+
+        def see_written(failed: Failed) -> None:
+            console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}")
+            display.what = "rehearsing"
+
+        found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
+        return found._replace(is_complete=not interrupt.is_asked)
 
 
 def rehearse_all(
-    plan: Plan, config: RehearseConfig, interrupt: Interrupt, on_failure: Callable[[Failed], object]
+    plan: Plan,
+    config: RehearseConfig,
+    interrupt: Interrupt,
+    on_failure: Callable[[Failed], object],
+    *,
+    on_violations: Callable[[int, list[Violation]], object] = lambda *_: None,
+    on_try: Callable[[Rehearsal, int], object] = lambda *_: None,
 ) -> Found:
-    """Rehearse every seed; stop early if the user interrupts."""
+    """Rehearse every seed; stop early if the user interrupts.
+
+    Args:
+        plan: what is rehearsed.
+        config: which seeds, and where to write those that fail.
+        interrupt: ends it early.
+        on_failure: is told of a seed that failed, once it is as small as it gets, and written.
+        on_violations: is told at once what did not hold with a seed.
+        on_try: is told what is tried to make it smaller (see `shrunk`).
+    """
     found = Found(0, 0, 0, 0.0, Counter(), [])
     calls = [(carry_out, (plan, seed)) for seed in config.numbers]
     for _, (rehearsal, outcome) in in_parallel(calls, config.jobs, interrupt=interrupt):
         if outcome.violations:
-            found.failed.append(_written(plan, rehearsal, outcome, config.out))
+            on_violations(rehearsal.seed, outcome.violations)
+            found.failed.append(_written(plan, rehearsal, outcome, config.out, on_try))
             on_failure(found.failed[-1])
         found.happened.update(event.partition(" ")[0] for event in outcome.happened)
         found = found._replace(
@@ -162,14 +190,16 @@ def rehearse_all(
     return found
 
 
-def _written(plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path) -> Failed:
+def _written(
+    plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path, on_try: Callable[[Rehearsal, int], object]
+) -> Failed:
     """Make a rehearsal that failed smaller, and write it."""
     names = {violation.invariant for violation in outcome.violations}
 
     def fails(smaller: Rehearsal) -> bool:
         return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
 
-    smaller = shrunk(whole, fails)
+    smaller = shrunk(whole, fails, on_try)
     file = out / f"seed-{whole.seed}.json"
     out.mkdir(parents=True, exist_ok=True)
     content: dict[str, Any] = {
@@ -202,10 +232,12 @@ def read(file: Path) -> tuple[Deployment, Rehearsal]:
 
 def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None) -> Outcome:
     """Carry a rehearsal out again, compare it with its answers without faults, and draw its picture beside its file."""
-    with unheard():
-        calm = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[]))
+    texts: dict[int, str] = {}
+    if rehearsal.faults:
+        with unheard():
+            texts = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[])).texts
     story = Story()
-    outcome = rehearse(deployment, rehearsal, calm.texts, story)
+    outcome = rehearse(deployment, rehearsal, texts, story)
     if file is not None:
         write_picture(file, deployment, outcome, story)
     return outcome

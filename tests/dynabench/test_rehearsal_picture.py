@@ -35,7 +35,7 @@ def happened(*faults, violations=(), deployment=TWO):
 
 
 def test_a_request_that_never_ends_is_drawn_until_it_is_given_up(monkeypatch):
-    monkeypatch.setattr(run, "LONGEST_S", UP_S + 0.35)
+    monkeypatch.setattr(run, "LONGEST_S", UP_S + 0.35 - ASKED[-1].at_s)
     outcome, story = told(TWO)
     assert [violation.invariant for violation in outcome.violations] == ["bounded"]
     happening = happening_of(TWO, outcome.violations, story)

@@ -14,7 +14,7 @@ from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from dynabench.rehearsal.settings import RehearseConfig
-from dynabench.rehearsal.shrink import shrunk
+from dynabench.rehearsal.shrink import shrunk, size
 from foundation.errors import UserError
 from serving.router.books import RankBooks
 from tests.support.commands import dynabench
@@ -56,6 +56,31 @@ def test_a_rehearsal_shrinks_to_what_it_fails_by():
     found = shrunk(whole, fails)
     assert [fault.target for fault in found.faults] == ["worker-2", "worker-5"]
     assert [asked.number for asked in found.questions] == [17]
+
+
+def test_each_try_to_make_a_rehearsal_smaller_is_reported_with_the_least_so_far():
+    whole, seen = Rehearsal(1, generated(1, 4, 10.0), [Fault("kill", 0.0, 1.0, "worker-0")]), []
+    found = shrunk(whole, lambda _: True, lambda least, number: seen.append((number, size(least))))
+    assert seen == [
+        (1, "1 fault and 4 requests"),
+        (2, "0 faults and 4 requests"),
+        (3, "0 faults and 2 requests"),
+    ]
+    assert size(found) == "0 faults and 1 request"
+
+
+def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(RankBooks, "remove", lambda *_, **__: None)
+    settings = RehearseConfig(seeds="1", requests=3, faults="none", jobs=1, out=tmp_path / "out")
+    plan = Plan(DEPLOYMENT, settings.faults, settings.requests, settings.rate)
+    with Interrupt() as interrupt:
+        rehearse_all(
+            *(plan, settings, interrupt, lambda _: said.append("written")),
+            on_violations=lambda seed, found: said.append((seed, found[0].invariant)),
+            on_try=lambda _, number: said.append(number),
+        )
+    assert said == [(0, "released"), 1, 2, "written"]
 
 
 ROOT = Path(__file__).parents[2]
