@@ -59,8 +59,13 @@ def head(manifest: Mapping[str, Any]) -> dict[str, str]:
         known = source.get("head") or {"Step times": source.get("step_times")}
         for name, text in known.items():
             found.setdefault(name, []).append(text)
-    said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
+    said = {name: _of_runs(list(dict.fromkeys(filter(None, texts)))) for name, texts in found.items()}
     return {name: text for name, text in said.items() if text}
+
+
+def _of_runs(texts: Sequence[str]) -> str:
+    """List what differs between runs that are compared; sentences are kept apart."""
+    return ("; in other runs: " if any(";" in text or ", " in text for text in texts) else " or ").join(texts)
 
 
 ONLY_HERE = "only in dynabench"

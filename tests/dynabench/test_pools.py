@@ -111,7 +111,11 @@ def test_what_cannot_be_simulated_is_one_line(tmp_path, text, flags, message):
         ("{new: {}, old: {}}", ["--workers", "3"], "--vary pools.new.replicas=3 (pools: new, old)"),
         ("{new: {}}", ["--no-enable-prefix-caching"], "--vary pools.new.enable_prefix_caching=false (pools: new)"),
         ("{new: {}}", ["--planner", "hpa"], "--vary planner=hpa"),
-        ("{echo: {engine: echo_full, model_name: echo}, new: {}}", ["--speedup-ratio", "2"], "--vary pools.new.speedup_ratio=2.0 (pools: new)"),
+        (
+            "{echo: {engine: echo_full, model_name: echo}, new: {}}",
+            ["--speedup-ratio", "2"],
+            "--vary pools.new.speedup_ratio=2.0 (pools: new)",
+        ),
     ],
 )
 def test_a_flag_beside_a_file_is_answered_with_the_vary_that_does_the_same(tmp_path, pools, flags, hint):
