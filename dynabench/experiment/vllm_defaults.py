@@ -7,7 +7,6 @@ from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, server_defaults
 
-
 BLOCK_SIZE = 16
 """Tokens of a block, unless the backend of a model's attention needs another size."""
 
