@@ -30,7 +30,7 @@ def print_summary(
     """Print what was run and what was found, and first of all whether it is valid; with `has_hint`, also the flag for more."""
     for note in headline.notes(summary):
         console.say(f"not valid: {note}", style="red")
-    _print_heading(headline.heading(manifest), console)
+    _print_heading(headline.heading(manifest), headline.qualified(headline.head(manifest)), console)
     key = key_of(list(summary.arms))
     compared = tables.comparison(summary, is_whole=is_whole)
     for grid in (compared, *use_tables.grids(summary, is_whole=is_whole)):
@@ -48,11 +48,11 @@ def print_summary(
         console.say("More metrics: --all-metrics, or the report.")
 
 
-def _print_heading(lines: Sequence[str], console: Terminal) -> None:
-    """Print what was run, and what to know of it."""
-    what, *facts = lines
-    console.say(what)
-    for fact in filter(None, facts):
+def _print_heading(what: Sequence[str], facts: Sequence[str], console: Terminal) -> None:
+    """Print what was run, and what a reader should know before the figures."""
+    for line in filter(None, what):
+        console.say(line)
+    for fact in facts:
         console.fact(fact)
 
 
@@ -66,7 +66,7 @@ def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
 
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
     """Print what was swept, and what was found."""
-    _print_heading(headline.heading(manifest), console)
+    _print_heading(headline.heading(manifest), headline.qualified(headline.head(manifest)), console)
     key, shown = sweep_report.key_of_rows(sweep)
     colours = [entry.dark if entry else "" for entry in shown]
     for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
@@ -82,8 +82,8 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
 
 def print_plan(answer: PlanAnswer, console: Terminal) -> None:
     """Print what a plan found."""
-    facts = (*headline.understood(answer.head), *headline.qualified(answer.head))
-    _print_heading((f"{answer.title}: {answer.subtitle}", *facts), console)
+    what = [f"{answer.title}: {answer.subtitle}", *headline.understood(answer.head)]
+    _print_heading(what, headline.qualified(answer.head), console)
     # Row labels are folded, so there is room for full names.
     key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
     for grid in capacity.grids(answer):

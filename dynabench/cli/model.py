@@ -64,7 +64,7 @@ def model(
     console = Terminal()
     console.say(f"{printable(name)}: {summary(shape, timing.kv_dtype)}")
     for label, text in _lines(found, room):
-        console.fact(f"  {label:14} {text}", indent=" " * 17)
+        console.say(f"  {label:14} {text}")
     if error:
         console.fact(f"  {'model error':14} {error}", indent=" " * 17)
     if costs is not None:

@@ -17,7 +17,7 @@ SAID = 2
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
-    """Say what was run: the workload, the deployment, the step times, and how far off they may be."""
+    """Say what was run: the workload, the deployment and the step times."""
     said = head(manifest)
     layout = "; ".join(
         f"{name}: {said[name]}" for name in ("Scheduler", "Room for KV", "Layout", "Chunk") if name in said
@@ -27,8 +27,12 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         *understood(said),
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *qualified(said),
     ]
+
+
+def whole_heading(manifest: dict[str, Any]) -> list[str]:
+    """Say what was run, and what a reader should know before the figures."""
+    return [*heading(manifest), *qualified(head(manifest))]
 
 
 def understood(said: Mapping[str, str]) -> list[str]:
