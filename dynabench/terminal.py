@@ -30,6 +30,13 @@ class Terminal(Console):
         """Print a sentence: a line in a pipe, for other programs; on a terminal as many as its width makes of it."""
         self.print(text, soft_wrap=not self.is_terminal, **options)
 
+    def fact(self, text: str, indent: str = "") -> None:
+        """Print what was run, and what to know of it: longer than a line, and for readers only, so it is wrapped in a pipe, too."""
+        self.print(
+            textwrap.fill(text, self.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False),
+            soft_wrap=True,
+        )
+
     def report(self, text: str) -> None:
         """Say how far a command is, where nothing moves: on stderr; a quiet terminal says nothing."""
         if not self.quiet:

@@ -165,7 +165,7 @@ class Result:
             *headline.remarks(self.summary),
             *self._remarks(),
         ]
-        return html_of(self.manifest["title"], self.verdict, grids, lines, headline.heading(self.manifest))
+        return html_of(self.manifest["title"], self.verdict, grids, lines, headline.whole_heading(self.manifest))
 
     def _remarks(self) -> Iterable[str]:
         yield from (f"left out: {reason}" for reason in self.left_out)
@@ -215,7 +215,7 @@ class SweepResult:
         rows = [(row[0], row[1:]) for row in self.sweep.rows]
         grid = Grid(self.sweep.title, self.sweep.columns[1:], rows, corner=self.sweep.columns[0])
         title, grids = self.manifest["title"], [grid, *self.sweep.grids]
-        return html_of(title, self.verdict, grids, [], headline.heading(self.manifest))
+        return html_of(title, self.verdict, grids, [], headline.whole_heading(self.manifest))
 
 
 class PlanResult:
@@ -285,7 +285,7 @@ class RehearsalResult:
     @property
     def happened(self) -> dict[str, int]:
         """How often each kind of fault happened, over all seeds."""
-        return {kind: count for kind, count in sorted(self.found.happened.items()) if kind != "end"}
+        return dict(sorted(self.found.happened.items()))
 
     @cached_property
     def violations(self) -> "pd.DataFrame":

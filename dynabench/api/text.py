@@ -2,7 +2,7 @@
 
 import io
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from html import escape
 from typing import Any
@@ -31,8 +31,7 @@ def print_summary(
     """Print what was run and what was found, and first of all whether it is valid; with `has_hint`, also the flag for more."""
     for note in headline.notes(summary):
         console.say(f"not valid: {note}", style="red")
-    for line in filter(None, headline.heading(manifest)):
-        console.say(line)
+    _print_heading(headline.heading(manifest), headline.qualified(headline.head(manifest)), console)
     key = key_of(list(summary.arms))
     compared = tables.comparison(summary, is_whole=is_whole)
     for grid in (compared, *use_tables.grids(summary, is_whole=is_whole)):
@@ -50,6 +49,14 @@ def print_summary(
         console.say("More metrics: --all-metrics, or the report.")
 
 
+def _print_heading(what: Sequence[str], facts: Sequence[str], console: Terminal) -> None:
+    """Print what was run, and what a reader should know before the figures."""
+    for line in filter(None, what):
+        console.say(line)
+    for fact in facts:
+        console.fact(fact)
+
+
 def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
     """Print what other routers call the compared router modes."""
     if named := headline.elsewhere(manifest):
@@ -60,8 +67,7 @@ def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
 
 def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is_whole: bool) -> None:
     """Print what was swept, and what was found."""
-    for line in filter(None, headline.heading(manifest)):
-        console.say(line)
+    _print_heading(headline.heading(manifest), headline.qualified(headline.head(manifest)), console)
     key, shown = sweep_report.key_of_rows(sweep)
     colours = [entry.dark if entry else "" for entry in shown]
     for table in sweep_table.tables(sweep, console.width, is_whole=is_whole, colours=colours):
@@ -77,12 +83,8 @@ def print_sweep(manifest: dict[str, Any], sweep: Sweep, console: Terminal, *, is
 
 def print_plan(answer: PlanAnswer, console: Terminal) -> None:
     """Print what a plan found."""
-    for line in (
-        f"{answer.title}: {answer.subtitle}",
-        *headline.understood(answer.head),
-        *headline.qualified(answer.head),
-    ):
-        console.say(line)
+    what = [f"{answer.title}: {answer.subtitle}", *headline.understood(answer.head)]
+    _print_heading(what, headline.qualified(answer.head), console)
     # Row labels are folded, so there is room for full names.
     key = {name: replace(entry, name=name) for name, entry in capacity.key(answer).items()}
     for grid in capacity.grids(answer):

@@ -1,7 +1,7 @@
 """Flags that describe a deployment, and the deployment that they describe."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,7 +30,7 @@ from dynabench.cli.groups import (
     Transfers,
     Trtllm,
 )
-from dynabench.deployment import description
+from dynabench.deployment import description, paths
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.file import read_deployment
 from dynabench.deployment.flags import (
@@ -51,8 +51,6 @@ from mocker.timing.config import TimingConfig
 from serving.engines.mock.config import AnswerConfig
 from serving.transfer.config import OF_TIERS
 from serving.worker.config import ModelConfig
-
-VARIED = ", or vary it, as with --vary pools.NAME.num_gpu_blocks=1024,2048 or --vary planner=static,hpa"
 
 SECTIONS = frozenset(section.name for section in fields(Deployment))
 
@@ -91,9 +89,9 @@ class Flags(ABC):
 
     def _refuse_beside(self, file: Path) -> None:
         if groups := given(self).values():
-            named = ", ".join(flag for group in groups for flag in flags_of(group))
-            what = named or "a flag that describes a deployment"
-            hint = VARIED if self.is_measured else ""
+            settings = dict(setting for group in groups for setting in settings_of(group))
+            what = ", ".join(settings) or "a flag that describes a deployment"
+            hint = varied_instead(read_deployment(file, is_measured=True), settings) if self.is_measured else ""
             raise UserError(f"{what} cannot be used with --deployment {file}; put the setting in the file{hint}")
 
 
@@ -215,15 +213,50 @@ def sections(groups: Any) -> dict[str, Any]:
     return {name: group for name, group in given(groups).items() if name in SECTIONS}
 
 
-def flags_of(group: Any, prefix: str = "") -> Iterator[str]:
+def flags_of(group: Any) -> Iterator[str]:
     """Yield the flags of the settings that differ from their defaults."""
+    yield from dict(settings_of(group))
+
+
+def settings_of(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings that differ from their defaults: the flag of each, and its value."""
     if isinstance(group, TransferConfig):
         prefix = "transfer-"
     for name, value in changed(group).items():
         if is_dataclass(value):
-            yield from flags_of(value, f"{name}-")
+            yield from settings_of(value, f"{name}-")
         else:
-            yield f"--{prefix}{name.replace('_', '-')}"
+            yield f"--{prefix}{name.replace('_', '-')}", value
+
+
+def varied_instead(deployment: Deployment, settings: Mapping[str, Any]) -> str:
+    """Say with which --vary an experiment sets settings in a deployment from a file: of one pool, if they are of pools."""
+    found, pools = [], list[str]()
+    for flag, value in settings.items():
+        name = flag.removeprefix("--").replace("-", "_")
+        its = _pools_with(deployment, name)
+        pools += its
+        if its:
+            found.append(_vary(f"pools.{its[0]}.{'replicas' if name == 'workers' else name}", value))
+        elif paths.full(deployment, name):
+            found.append(_vary(name, value))
+    if not found:
+        return ""
+    which = f" (pools: {', '.join(dict.fromkeys(pools))})" if pools else ""
+    return f", or set it here with {' '.join(found)}{which}"
+
+
+def _pools_with(deployment: Deployment, name: str) -> list[str]:
+    """Return the pools that have a setting; none if it is not one of pools."""
+    if name != "workers" and not (paths.full(deployment, name) or "").startswith("pools.*."):
+        return []
+    setting = "replicas" if name == "workers" else name
+    return [pool.name for pool in deployment.pools if setting in paths.settings_of_pool(pool.engine)]
+
+
+def _vary(name: str, value: Any) -> str:
+    text = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str | int | float) else "VALUE"
+    return f"--vary {name}={text}"
 
 
 def refuse_without_roles(deployment: Deployment) -> None:

@@ -66,7 +66,7 @@ def model(
     for label, text in _lines(found, room):
         console.say(f"  {label:14} {text}")
     if error:
-        console.say(f"  {'model error':14} {error}")
+        console.fact(f"  {'model error':14} {error}", indent=" " * 17)
     if costs is not None:
         console.say("Costs of its steps, for a router that predicts times (marginal-all and others):")
         console.print(f"  {costs.flags}", soft_wrap=True)

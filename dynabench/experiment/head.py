@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.launch import engine_command
 from dynabench.experiment import rooms
-from dynabench.experiment.model_error import model_error
+from dynabench.experiment.model_error import FAR, ModelError, model_error
 from dynabench.experiment.rooms import span
 from dynabench.experiment.speculation import speculation_of
 from dynabench.experiment.step_times import describe_step_times
 from dynabench.experiment.vllm_defaults import other_defaults
+from foundation.text import listed
 from mocker.config import SCHEDULERS
 from mocker.models.description import approximations, doubt, summary
 from mocker.timing.choose import version_in
@@ -164,13 +165,18 @@ def _scheduler(pool: Pool) -> str:
 
 
 def _each(texts: Iterable[str | None], between: str = " or ") -> str:
-    """List the distinct values of the arms."""
+    """List the distinct values of the arms; many amounts as a range."""
     found = list(dict.fromkeys(filter(None, texts)))
+    if any(";" in text or ", " in text for text in found):
+        between = IN_OTHERS
     if len(found) <= MOST:
         return between.join(found)
     if between == IN_OTHERS:
         return f"{found[0]}{IN_OTHERS}{len(found) - 1} others, the last of them {found[-1]}"
-    return f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
+    if all(text[0].isdigit() for text in found):
+        found.sort(key=lambda text: int(text.split()[0].replace(",", "")))
+        return f"{found[0]} to {found[-1]} ({len(found)} values, by arm)"
+    return listed(found, "or")
 
 
 def _workload(workload: Workload, loads: Sequence[LoadConfig]) -> str:
@@ -263,14 +269,16 @@ def _launch(pool: Pool) -> str:
 
 
 def _errors(pools: Sequence[Pool]) -> str:
-    """Describe the error of each pool's times, with the name of the engine if there are several."""
-    said = {(pool.engine_type, _error(pool.timing)): None for pool in pools if pool.engine == "mocker"}
-    if not said:
-        return ""
-    if len({text for _, text in said}) == 1 or len({kind for kind, _ in said}) == 1:
-        text = _each(text for _, text in said)
+    """Describe the error of simulated times, once for all arms of an engine; with its name if engines differ."""
+    by_engine: dict[str, list[TimingConfig]] = {}
+    for pool in pools:
+        if pool.engine == "mocker":
+            by_engine.setdefault(pool.engine_type, []).append(pool.timing)
+    said = {kind: _error(timings) for kind, timings in by_engine.items()}
+    if len(set(said.values())) > 1:
+        text = "; ".join(f"{kind}: {text}" for kind, text in said.items()) + BETWEEN_ENGINES
     else:
-        text = _each(f"{kind}: {text}" for kind, text in said) + BETWEEN_ENGINES
+        text = next(iter(said.values()), "")
     return f"{text}{_unlike(pools)}" if text else ""
 
 
@@ -291,11 +299,40 @@ def _unlike(pools: Sequence[Pool]) -> str:
     return f"; none of those points {' or '.join(lacks)}" if lacks else ""
 
 
-def _error(timing: TimingConfig) -> str:
-    """Describe the error of simulated times of a model on a GPU, compared with published ones."""
+def _error(timings: Sequence[TimingConfig]) -> str:
+    """Describe the error of simulated times, compared with published ones: over all arms, and why it is not known of some."""
+    known = {found.text: found for timing in timings if (found := model_error(timing))}
+    unknown = dict.fromkeys(_why_unknown(timing) for timing in timings if not model_error(timing))
+    said = [_widest(list(known.values()))] if known else []
+    return IN_OTHERS.join([*said, *unknown])
+
+
+def _widest(errors: Sequence[ModelError]) -> str:
+    """Describe several errors at once: the lowest and the highest ratio that any has, and the measured cases behind them."""
+    if len(errors) == 1:
+        return errors[0].text
+    tpot, ttft = (_hull([ratios.interval for ratios in each]) for each in zip(*(e[:2] for e in errors), strict=True))
+    cases = dict.fromkeys(
+        f"{error.points:,} {'published ' * (not error.own)}points of {error.nearest}" for error in errors
+    )
+    named = [*cases][:MOST] + [f"those of {len(cases) - MOST} other cases"] * (len(cases) > MOST)
+    far = sum(error.distance > FAR for error in errors)
+    hint = "; only a hint, because that is far away" + " from some arms" * (far < len(errors))
+    return (
+        f"in 9 of 10 cases, the real mean TPOT is {tpot} times the simulated, the real mean TTFT {ttft} times, over all arms, "
+        f"by the nearest measured case{'s' * (len(cases) > 1)}, {listed(named)}{hint * bool(far)}"
+    )
+
+
+def _hull(intervals: Sequence[tuple[float, float]]) -> str:
+    """Return the lowest and the highest end of some intervals."""
+    return f"{min(low for low, _ in intervals):.2f} to {max(high for _, high in intervals):.2f}"
+
+
+def _why_unknown(timing: TimingConfig) -> str:
+    """Say why nothing measured is like simulated times."""
     if timing.timing_name in GENERIC:
         return "step times are generic: compare arms, but do not read the times as those of a GPU"
     if timing.timing_name != "roofline":
         return "not known; dynabench validate measures it"
-    known = model_error(timing)
-    return known.text if known else "not known, because the step times are divided; compare arms only"
+    return "not known, because the step times are divided; compare arms only"

@@ -13,7 +13,7 @@ from dynabench.virtual.run import simulate
 from reports.figures import fleet as fleet_figures
 from reports.figures import sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
-from reports.figures.outcomes import Outcome, of_requests, state_of
+from reports.figures.outcomes import STEADY_QUEUE, Outcome, of_requests, state_of
 from reports.figures.statistics import blocks_of
 from reports.record.records import Record
 from reports.summarize import ByRequest, summarize
@@ -154,6 +154,7 @@ def _judged(
     if figures.goodput and (attained := of_requests(limits, figures.goodput, attainment)) is not None:
         outcomes.append(attained)
     if not (figures.stability.is_stable or is_closed):
-        grew = f"{figures.stability.start:.0f} requests were waiting at first, {figures.stability.end:.0f} at the end"
-        outcomes.append(Outcome("steady queue", "missed", reason=grew))
+        start, end = figures.stability.start, figures.stability.end
+        grew = f"the queue grows: {start:.0f} requests were waiting at first, {end:.0f} at the end"
+        outcomes.append(Outcome(STEADY_QUEUE, "missed", reason=grew))
     return figures, outcomes

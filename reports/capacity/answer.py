@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from reports.figures.cells import milliseconds
-from reports.figures.outcomes import Outcome, State, binding, percent, subject
+from reports.figures.outcomes import STEADY_QUEUE, STEADY_QUEUE_TOLD, Outcome, State, binding, percent, subject
 from reports.figures.tier_sizes import NEAR, Sized, enough, is_size
 from reports.key import Key, key_of
 from reports.tables.grid import Grid
@@ -139,8 +139,12 @@ class Held(msgspec.Struct, frozen=True):
         nearest = binding(self.outcomes)
         if self.misses_at is None or nearest is None:
             return f"It holds to {self.holds_to:g}x of this traffic or more."
+        if nearest.limit == STEADY_QUEUE:
+            misses = f"at {self.misses_at:.3g}x, the queue grows, because requests arrive faster than they are answered"
+        else:
+            misses = f"misses {subject(nearest.limit)} at {self.misses_at:.3g}x"
         near = "It is close to a cliff: it" if self.is_near_cliff else "It"
-        return f"{near} holds to {self.holds_to:.3g}x of this traffic, and misses {subject(nearest.limit)} at {self.misses_at:.3g}x."
+        return f"{near} holds to {self.holds_to:.3g}x of this traffic, and {misses}."
 
 
 class PlanAnswer(msgspec.Struct, frozen=True):
@@ -235,6 +239,8 @@ def _ranking(answer: PlanAnswer, shown: list[Ranked], *, left: int, bounded: lis
         notes.append(f"<= {bound}: fewer than {bound} may be enough; they were not tried, because others are cheaper.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
+    if any(outcome.limit == STEADY_QUEUE for layout in shown for outcome in layout.outcomes):
+        notes.append(f"{STEADY_QUEUE_TOLD}.")
     if left:
         notes.append(f"{left} more in plan.json.")
     notes += _bounds(bounded)
@@ -290,7 +296,7 @@ def _fewer(layout: Ranked) -> str:
 
 def _metric(limit: str) -> str:
     """Return the metric that a limit is on, without its value."""
-    return subject(limit).removeprefix("a ").removesuffix(" that does not grow")
+    return subject(limit)
 
 
 def _headroom(outcomes: list[Outcome], limit: str) -> str:
@@ -305,8 +311,31 @@ def _signed(margin: float) -> str:
 COVERED = "The intervals are for this workload, repeated. They say nothing about other traffic, such as tomorrow's."
 
 
+def in_short(answer: PlanAnswer) -> str:
+    """Say in a line what was found, and how sure it is; nothing if no layout is known to meet the limits."""
+    best = answer.layouts[0] if answer.layouts else None
+    if best is None or best.gpus is None or best.workers is None:
+        return ""
+    workers = _workers(best.workers, best.prefill_workers)
+    found = f"{best.gpus} GPU{'s' * (best.gpus != 1)} ({best.name}; workers: {workers}) meet{'s' * (best.gpus == 1)} every limit"
+    if not answer.sureness:
+        return f"{found}. How sure that is was not examined."
+    if reasons := _doubts(answer.sureness, answer.held):
+        return f"{found}. Not certain: {reasons[0]}."
+    chances = [sure.chance for sure in answer.sureness if sure.chance is not None]
+    if len(chances) < len(answer.sureness):
+        return f"{found}. Other such traffic would not change that; how far off the model is, is not known."
+    return f"{found}. For a real engine, the chance of each limit is {likely(min(chances))} or more."
+
+
 def doubt(sureness: Sequence[Sureness], held: Held | None = None) -> str:
     """Say which limits may not be met, also at slightly more load; return nothing if all surely are."""
+    reasons = _doubts(sureness, held)
+    return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
+
+
+def _doubts(sureness: Sequence[Sureness], held: Held | None) -> list[str]:
+    """Return why limits may not be met."""
     reasons = []
     if unsure := [sure.limit for sure in sureness if sure.is_open]:
         limits = " and of ".join(unsure)
@@ -320,7 +349,7 @@ def doubt(sureness: Sequence[Sureness], held: Held | None = None) -> str:
         reasons.append(
             f"a limit is missed beyond {held.holds_to:.3g}x of the load, which is nearer than the model's error of {percent(error)}"
         )
-    return f" This is not certain: {'. And '.join(reasons)}." if reasons else ""
+    return reasons
 
 
 def likely(chance: float) -> str:

@@ -44,6 +44,7 @@ def write(folder: Path, answer: PlanAnswer, points: Mapping[str, Sequence[Point]
         subtitle=f"{answer.simulated} simulations, {answer.wall_s:.0f} s",
         head=answer.head,
         alerts=[],
+        in_short=capacity.in_short(answer),
         verdict=answer.verdict,
         sureness=_sureness_grid(answer),
         grids=list(capacity.grids(answer, most=24)),

@@ -200,6 +200,14 @@ def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
     return ranked[0] if ranked else None
 
 
+STEADY_QUEUE = "steady queue"
+"""The limit that a run has in addition to those that are set."""
+STEADY_QUEUE_TOLD = (
+    "steady queue: requests must not arrive faster than they are answered, or more and more of them wait"
+)
+"""What it means, beside the places where it is named."""
+
+
 def subject(limit: str) -> str:
     """Return what a limit is on, without its values; per-request limits that count together have several metrics."""
     return " and ".join(part.partition(" <=")[0] for part in limit.split(" and "))

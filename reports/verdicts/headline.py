@@ -17,7 +17,7 @@ SAID = 2
 
 
 def heading(manifest: dict[str, Any]) -> list[str]:
-    """Say what was run: the workload, the deployment, the step times, and how far off they may be."""
+    """Say what was run: the workload, the deployment and the step times."""
     said = head(manifest)
     layout = "; ".join(
         f"{name}: {said[name]}" for name in ("Scheduler", "Room for KV", "Layout", "Chunk") if name in said
@@ -27,8 +27,12 @@ def heading(manifest: dict[str, Any]) -> list[str]:
         *understood(said),
         f"{layout}." * bool(layout),
         step_times(manifest).strip(),
-        *qualified(said),
     ]
+
+
+def whole_heading(manifest: dict[str, Any]) -> list[str]:
+    """Say what was run, and what a reader should know before the figures."""
+    return [*heading(manifest), *qualified(head(manifest))]
 
 
 def understood(said: Mapping[str, str]) -> list[str]:
@@ -59,8 +63,13 @@ def head(manifest: Mapping[str, Any]) -> dict[str, str]:
         known = source.get("head") or {"Step times": source.get("step_times")}
         for name, text in known.items():
             found.setdefault(name, []).append(text)
-    said = {name: " or ".join(dict.fromkeys(filter(None, texts))) for name, texts in found.items()}
+    said = {name: _of_runs(list(dict.fromkeys(filter(None, texts)))) for name, texts in found.items()}
     return {name: text for name, text in said.items() if text}
+
+
+def _of_runs(texts: Sequence[str]) -> str:
+    """List what differs between runs that are compared; sentences are kept apart."""
+    return ("; in other runs: " if any(";" in text or ", " in text for text in texts) else " or ").join(texts)
 
 
 ONLY_HERE = "only in dynabench"

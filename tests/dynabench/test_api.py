@@ -593,10 +593,10 @@ def test_engines_of_ones_own_are_compared(trace):
 
 
 def test_an_engine_of_ones_own_is_rehearsed(tmp_path):
-    found = db.rehearse(db.Deployment(engine=letters, workers=2), seeds=1, faults="harsh", out=tmp_path / "r")
+    found = db.rehearse(db.Deployment(engine=letters, workers=2), seeds=2, faults="harsh", out=tmp_path / "r")
     assert found.violations.empty
-    assert found.verdict == "1 seed, 0 violations"
-    assert found.happened["restart"] == 1
+    assert found.verdict == "2 seeds, 0 violations"
+    assert sum(found.happened.values()) > 2
     assert not (tmp_path / "r").exists()
 
 
@@ -605,7 +605,7 @@ def test_violations_of_a_rehearsal_are_rows_with_the_file_that_replays_them(tmp_
     violations = [Violation("right-text", "request 3 has another text"), Violation("alive", "worker-0 ended")]
     smaller = Rehearsal(4, [], [])
     failed = Failed(4, violations, file, file.with_suffix(".html"), smaller)
-    found = db.RehearsalResult(Found(5, 300, 1, 40.0, Counter({"kill": 2, "end": 2}), [failed]))
+    found = db.RehearsalResult(Found(5, 300, 1, 40.0, Counter({"kill": 2}), [failed]))
     assert found.violations[["seed", "invariant"]].to_numpy().tolist() == [[4, "right-text"], [4, "alive"]]
     assert set(found.violations.file) == {str(file)}
     assert found.happened == {"kill": 2}

@@ -6,7 +6,7 @@ from dynabench.arm import Settings
 from dynabench.capacity.candidates import heavier, reached
 from dynabench.capacity.headroom import MOST, PRECISION, next_load
 from reports.capacity.answer import Held
-from reports.figures.outcomes import Outcome
+from reports.figures.outcomes import STEADY_QUEUE, Outcome
 from workloads.pacing import LoadConfig
 
 MISSED = [Outcome("ttft.p99 <= 2000 ms", "missed", 2.5, -0.25), Outcome("itl.p99 <= 60 ms", "met", 0.05, 0.1)]
@@ -28,6 +28,9 @@ def test_no_more_than_twice_the_load_is_tried():
 
 def test_the_load_to_which_it_holds_is_said_with_what_it_misses_beyond():
     assert str(Held(1.18, 1.24, MISSED)) == "It holds to 1.18x of this traffic, and misses ttft.p99 at 1.24x."
+    grows = [Outcome(STEADY_QUEUE, "missed", reason="the queue grows: 2 requests were waiting at first, 90 at the end")]
+    why = "at 1.24x, the queue grows, because requests arrive faster than they are answered"
+    assert str(Held(1.18, 1.24, grows)) == f"It holds to 1.18x of this traffic, and {why}."
     assert str(Held(2.0)) == "It holds to 2x of this traffic or more."
     assert Held(1.06, 1.1, MISSED).is_near_cliff
     assert str(Held(1.06, 1.1, MISSED)).startswith("It is close to a cliff: it holds to 1.06x of this traffic, ")

@@ -176,7 +176,7 @@ def test_images_from_the_synthesizer_to_the_report_and_back(tmp_path, capsys):
         "simulate", path, "--max-tokens-per-mm-item", "64", "--encoding-ms-per-1000-tokens", "9", "--out", out
     )
     assert run.returncode == 0, run.stderr
-    assert "Encoder: items of up to 64 tokens; 1,000 tokens take 9 ms, as set" in run.stdout
+    assert "Encoder: items of up to 64 tokens; 1,000 tokens take 9 ms, as set" in run.stdout.replace("\n", " ")
     page = (out / "report.html").read_text()
     assert "What did the encoders do?" in page
     assert "items of up to 64 tokens; 1,000 tokens take 9 ms" in page

@@ -102,3 +102,24 @@ def test_what_cannot_be_simulated_is_one_line(tmp_path, text, flags, message):
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("pools", "flags", "hint"),
+    [
+        ("{new: {}, old: {}}", ["--speedup-ratio", "0.9"], "--vary pools.new.speedup_ratio=0.9 (pools: new, old)"),
+        ("{new: {}, old: {}}", ["--workers", "3"], "--vary pools.new.replicas=3 (pools: new, old)"),
+        ("{new: {}}", ["--no-enable-prefix-caching"], "--vary pools.new.enable_prefix_caching=false (pools: new)"),
+        ("{new: {}}", ["--planner", "hpa"], "--vary planner=hpa"),
+        (
+            "{echo: {engine: echo_full, model_name: echo}, new: {}}",
+            ["--speedup-ratio", "2"],
+            "--vary pools.new.speedup_ratio=2.0 (pools: new)",
+        ),
+    ],
+)
+def test_a_flag_beside_a_file_is_answered_with_the_vary_that_does_the_same(tmp_path, pools, flags, hint):
+    (tmp_path / "d.yaml").write_text(f"pools: {pools}")
+    done = dynabench("simulate", "-f", tmp_path / "d.yaml", *flags)
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"put the setting in the file, or set it here with {hint}\n")

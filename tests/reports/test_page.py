@@ -509,3 +509,11 @@ def test_a_report_of_seven_arms_is_one_file_below_a_megabyte(page_of):
     assert "http-equiv" not in text
     assert ' src="' not in text
     assert "<link" not in text
+
+
+@pytest.mark.parametrize("name", ["plan", "three"])
+def test_the_answer_comes_before_what_was_run(name, page_of):
+    text = page_of(name).read_text()
+    answer = text.index('<p class="verdict">')
+    assert text.find('<dl class="head">') in (-1, *range(answer, len(text)))
+    assert ("<strong>4 GPUs (TP 4, chunk 512, fp8; workers: 4) meet every limit. " in text) == (name == "plan")

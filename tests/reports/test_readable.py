@@ -7,9 +7,9 @@ from rich.cells import cell_len
 
 from dynabench.terminal import Terminal
 from reports.capacity import answer as capacity
-from reports.capacity.answer import AtLoad, Ranked
+from reports.capacity.answer import AtLoad, Ranked, Sureness
 from reports.figures import slo
-from reports.figures.outcomes import Outcome
+from reports.figures.outcomes import STEADY_QUEUE, STEADY_QUEUE_TOLD, Outcome
 from reports.summarize import summarize
 from reports.sweep import table as sweep_table
 from reports.tables import comparison as tables
@@ -116,3 +116,48 @@ def test_a_plan_is_readable(count, width):
     )  # fmt: skip
     for grid in capacity.grids(answer):
         check(lines_of(grid.tables(width), width), [], width)
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_what_was_run_is_wrapped_in_a_pipe_too(width):
+    terminal = Terminal(file=io.StringIO(), width=width)
+    text = "Model error: " + ", ".join(["in 9 of 10 cases, the real mean is 0.78 to 1.39 times the simulated"] * 5)
+    terminal.fact(text)
+    lines = terminal.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(lines) == text
+
+
+def test_the_table_of_layouts_explains_the_limit_that_nobody_set():
+    """A queue that grows misses a limit that every run has."""
+    layout = Ranked("TP 1", {}, at_least=2, tried=1, outcomes=[Outcome(STEADY_QUEUE, "missed", reason="grew")])
+    answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [layout], [], [], [], [], [], 0, 1.0)
+    (grid, *_) = capacity.grids(answer)
+    assert f"{STEADY_QUEUE}: missed" in grid.rows[0][1]
+    assert STEADY_QUEUE_TOLD in grid.note
+
+
+CERTAIN = Sureness(LIMITS[0], 1.2, 1.1, 1.3, 0.03, chance=0.97)
+
+
+@pytest.mark.parametrize(
+    ("sureness", "said"),
+    [
+        ([CERTAIN], "For a real engine, the chance of each limit is 97% or more."),
+        (
+            [CERTAIN, Sureness(LIMITS[1], 0.05, 0.04, 0.06, 0.1, chance=0.86, is_within_error=True)],
+            "Not certain: for a real engine, the chance of itl.p99 <= 60 ms is 86%.",
+        ),
+        ([Sureness(LIMITS[0], 1.2, None, None, None)], "Not certain: there is no interval for ttft.p99 <= 2000 ms."),
+        ([], "How sure that is was not examined."),
+    ],
+)
+def test_a_plan_in_short_says_what_and_how_sure(sureness, said):
+    layout = Ranked("TP 2", {}, gpus=4, workers=2)
+    answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [layout], [], [], [], sureness, [], 0, 1.0)
+    assert capacity.in_short(answer) == f"4 GPUs (TP 2; workers: 2) meet every limit. {said}"
+
+
+def test_nothing_is_said_in_short_where_no_layout_meets_the_limits():
+    answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [Ranked("TP 2", {})], [], [], [], [], [], 0, 1.0)
+    assert capacity.in_short(answer) == ""
