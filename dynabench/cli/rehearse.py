@@ -48,6 +48,7 @@ def rehearse(
     from dynabench.rehearsal.shrink import MOST_TRIES, size
     from dynabench.rehearsal.stage.own import check_own
     from workloads.shape import ShapeConfig
+    from workloads.source import is_named_like_a_trace
 
     console = output.terminal()
     if config.replay is not None:
@@ -67,6 +68,11 @@ def rehearse(
         console.say(f"picture: {picture_of(config.replay)}")
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
+        if deployment is not None and deployment.suffix != ".json" and is_named_like_a_trace(deployment):
+            raise UserError(
+                f"the first argument is a deployment, and {deployment} is a workload; expected a YAML file before it, "
+                f"such as: dynabench rehearse deployment.yaml {deployment}"
+            )
         described = flags.deployment(deployment)
         requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
         if config.own_engine:
