@@ -40,6 +40,7 @@ def rehearse(
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
     from dynabench.rehearsal.stage.own import check_own
+    from workloads.source import is_named_like_a_trace
 
     console = output.terminal()
     if config.replay is not None:
@@ -59,6 +60,11 @@ def rehearse(
         console.say(f"picture: {picture_of(config.replay)}")
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
+        if deployment is not None and deployment.suffix != ".json" and is_named_like_a_trace(deployment):
+            raise UserError(
+                f"the first argument is a deployment, and {deployment} is a workload; expected a YAML file before it, "
+                f"such as: dynabench rehearse deployment.yaml {deployment}"
+            )
         described = flags.deployment(deployment)
     found = run_rehearsal(described, workload, config, console=console)
     for line in lines(found):

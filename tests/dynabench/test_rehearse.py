@@ -1,5 +1,6 @@
 """`dynabench rehearse`: what is rehearsed, what is said, and what is left of a failure."""
 
+import gzip
 import json
 from pathlib import Path
 from typing import get_args
@@ -15,9 +16,10 @@ from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk, size
+from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, names_of
 from foundation.errors import UserError
 from serving.router.books import RankBooks
-from tests.support.commands import dynabench
+from tests.support.commands import dynabench, in_process
 from workloads import Request, Workload
 
 
@@ -98,6 +100,19 @@ def test_what_ci_rehearses_can_be_rehearsed(file):
     assert len(outcome.texts) > 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.yaml")), ids=lambda file: file.stem)
+def test_every_example_can_be_rehearsed(file, seed):
+    _, outcome = carry_out(Plan(read_deployment(file), "medium", 10, 12.0), seed)
+    assert outcome.violations == []
+    assert len(outcome.texts) > 0
+
+
+def test_the_example_with_a_planner_can_be_rehearsed_as_it_is():
+    assert names_of(read_deployment(ROOT / "examples/planner.yaml"))[1][-2:] == [PLANNER, SUPERVISOR]
+
+
 def test_one_process_and_two_rehearse_the_same(tmp_path):
     done = [
         dynabench("rehearse", "--seeds", "3", "--requests", "10", "--jobs", jobs, "--out", tmp_path / "o")
@@ -151,6 +166,13 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
         read(tmp_path / "x.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read(tmp_path / "y.json")
+
+
+@pytest.mark.parametrize("name", ["u.jsonl.gz", "u.jsonl", "u.csv", "u.parquet"])
+def test_a_workload_in_place_of_the_deployment_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(UserError, match=f"the first argument is a deployment, and .*{name} is a workload; expected"):
+        in_process("rehearse", str(tmp_path / name), "--seeds", "1")
 
 
 def test_the_command_says_what_happened(tmp_path):
