@@ -33,7 +33,7 @@ NO_STARTS: frozenset[Kind] = frozenset({"start-fails", "start-hangs", "discovery
 """Faults by which a worker does not start again."""
 STALLS: frozenset[Kind] = LOSSES | {
     *("discovery-away", "discovery-wiped", "broker-away", "broker-wiped", "delay", "bit-flip", "slow-disk"),
-    *("slow-store", "early-timeout"),
+    "slow-store",
 }
 """Faults that may delay a request."""
 
