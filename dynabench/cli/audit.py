@@ -87,8 +87,9 @@ def lines(found: "Audit") -> list[str]:
     num_requests = len(left.record.requests)
     if difference is None:
         return [
-            f"identical: {left.name} and {right.name} take the same {left.num_steps:,} steps for {num_requests:,} requests "
-            "(compared: tokens by request and preemptions in each, free KV blocks whenever the batch changes)"
+            f"identical: {left.name} and {right.name} take the same {left.num_steps:,} steps for {num_requests:,} requests, "
+            f"with {left.num_preemptions:,} preemption{'s' * (left.num_preemptions != 1)} and at least {left.least_free:,} "
+            "free KV blocks (compared: tokens by request and preemptions in each, free KV blocks whenever the batch changes)"
         ]
     said = [
         f"different from step {difference.step:,} of engine {difference.engine} on, at {difference.start_s:.3f} s, in "
@@ -128,6 +129,8 @@ def as_json(found: "Audit") -> dict[str, Any]:
         "schedulers": [found.left.name, found.right.name],
         "requests": len(found.left.record.requests),
         "steps": [found.left.num_steps, found.right.num_steps],
+        "preemptions": [found.left.num_preemptions, found.right.num_preemptions],
+        "least_free_blocks": [found.left.least_free, found.right.least_free],
         "difference": found.difference and found.difference._asdict(),
         "rules": [
             {"rule": one.rule, "then": one.difference and one.difference._asdict()} for one in found.explanations

@@ -337,9 +337,10 @@ def _verify_installed(
 ) -> int:
     """Compare an installed scheduler with ours in random scenarios, print what came of it and write it down."""
     from dynabench.fidelity.audit.verify import verify_installed
-    from dynabench.installed.compared import note
+    from dynabench.installed.compared import comparisons, note
     from dynabench.installed.process import TITLES, scheduler_process
 
+    comparisons()  # a damaged file is said now, not when all scenarios have run
     with scheduler_process(python, engine) as process:
         found = verify_installed(process, num_scenarios)
         place = note(process.release, found.comparison)

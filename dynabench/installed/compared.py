@@ -50,24 +50,27 @@ def comparisons() -> dict[str, Comparison]:
     """Return the comparisons of this user, by the digest of a release.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: the file cannot be read, or is damaged.
     """
     path = comparisons_file()
     if not path.exists():
         return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Comparison])
-    except msgspec.MsgspecError as error:
+    except (OSError, msgspec.MsgspecError) as error:
         raise UserError(
             f"{path}: cannot be read ({error}); remove it, and run dynabench verify --engine-core again"
         ) from error
 
 
 def note(release: Release, comparison: Comparison) -> Path:
-    """Write a comparison down; return the file."""
-    path = comparisons_file()
+    """Write a comparison down, unless one in more scenarios is there; return the file."""
+    path, found = comparisons_file(), comparisons()
+    known = found.get(release.digest)
+    if known is not None and known.num_scenarios > comparison.num_scenarios:
+        return path
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = comparisons() | {release.digest: comparison}
+    found |= {release.digest: comparison}
     half = path.with_suffix(".tmp")
     half.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     half.replace(path)

@@ -1,6 +1,7 @@
 """A process with the scheduler of an installed engine, asked over two pipes."""
 
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ from mocker.installed.scheduler import Asked, InstalledScheduler, NewScheduler, 
 
 TITLES: dict[EngineType, str] = {"vllm": "vLLM", "sglang": "SGLang"}
 """Engines whose schedulers can be run. Each has a program, `*_program.py`."""
+START_S = 300.0
+"""How long a process may take to import an engine (s)."""
 PATIENCE_S = 10.0
 """How long a process may take to end once its pipe is closed."""
 T = TypeVar("T")
@@ -53,7 +56,7 @@ class SchedulerProcess:
             self._process = subprocess.Popen(  # noqa: S603 (the program is ours)
                 [python, program, str(their_read), str(their_write)],
                 stdin=subprocess.DEVNULL,
-                stdout=self._log,
+                stdout=subprocess.DEVNULL,
                 stderr=self._log,
                 pass_fds=(their_read, their_write),
             )
@@ -68,7 +71,7 @@ class SchedulerProcess:
         self._answers, self._asked = os.fdopen(read_fd, "rb"), os.fdopen(write_fd, "wb")
         self._encode = msgspec.msgpack.Encoder().encode
         try:
-            self.release = Release(engine, *self.ask(tuple[str, str], "version"))
+            self.release = Release(engine, *self._version())
         except BaseException:
             self.close()
             raise
@@ -84,23 +87,40 @@ class SchedulerProcess:
         Raises:
             UserError: the scheduler failed, or its process ended.
         """
+        self._send(name, engine, argument)
+        return self._answer(kind)
+
+    def _send(self, name: str, engine: int = 0, argument: Any = None) -> None:
         frame = self._encode((name, engine, argument))
         with suppress(BrokenPipeError):  # it has ended: then no answer comes
             self._asked.write(len(frame).to_bytes(4, "little") + frame)
             self._asked.flush()
+
+    def _answer(self, kind: type[T]) -> T:
         head = self._answers.read(4)
         length = int.from_bytes(head, "little")
         answer = self._answers.read(length)
         if len(head) < 4 or len(answer) < length:
             title = TITLES[self.engine]
             raise UserError(
-                f"the scheduler of {self.python} ended: {self._last_line()}; does it have {title} installed?"
+                f"the scheduler of {self.python} ended: {self._last_line()}; expected a Python that has {title} "
+                "(--engine-python)"
             )
         if answer[:1] == b"\x81":  # a map of one entry: nothing else is
             raise UserError(
                 f"the scheduler of {self.python} failed: {msgspec.msgpack.decode(answer, type=Failed).error}"
             )
         return msgspec.msgpack.decode(answer, type=kind)
+
+    def _version(self) -> tuple[str, str]:
+        """Ask which release it is; a program that is no Python may never answer."""
+        self._send("version")
+        if not select.select([self._answers], [], [], START_S)[0]:
+            self._process.kill()
+            raise UserError(
+                f"{self.python} did not answer within {START_S:g} s; expected a Python that has {TITLES[self.engine]} (--engine-python)"
+            )
+        return self._answer(tuple[str, str])
 
     def _last_line(self) -> str:
         self._process.wait()

@@ -17,8 +17,8 @@ from dynabench.fidelity.audit.run import audit, audit_versions
 from dynabench.fidelity.audit.scenarios import scenario
 from dynabench.fidelity.audit.suspects import Explanation, suspects, with_engines
 from dynabench.fidelity.audit.verify import Verification, verify_installed
-from dynabench.installed.compared import comparisons_file, note
-from dynabench.installed.process import scheduler_process
+from dynabench.installed.compared import ENOUGH, Comparison, Release, comparisons_file, note, refuse_unknown
+from dynabench.installed.process import SchedulerProcess, scheduler_process
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
 from mocker import EngineConfig
@@ -27,6 +27,7 @@ from mocker.installed.vllm_core import InstalledVllmCore
 from mocker.vllm.versions import Rules
 from serving.planner import PlannerConfig
 from tests.installed.ours import python_with
+from tests.support import commands
 from tests.support.simulated import deployed
 from workloads import Request, Workload
 
@@ -198,7 +199,10 @@ def test_errors_of_the_installed_scheduler_reach_the_user(tmp_path):
 
 @pytest.mark.parametrize(
     ("python", "message"),
-    [("/nowhere/python", "cannot be run"), ("/bin/false", r"ended: exit code 1; does it have vLLM installed\?")],
+    [
+        ("/nowhere/python", "cannot be run"),
+        ("/bin/false", r"ended: exit code 1; expected a Python that has vLLM \(--engine-python\)"),
+    ],
 )
 def test_a_python_without_an_engine_is_refused(python, message):
     with pytest.raises(UserError, match=message), scheduler_process(python):
@@ -272,3 +276,31 @@ def test_every_rule_can_be_turned_round():
     for rule in Rules._fields:
         rules = found[rule].pools[0].mocker.rules
         assert getattr(rules, rule) is not getattr(CONTENDED.rules, rule)
+
+
+def test_a_shorter_comparison_does_not_replace_a_longer_one(cache):
+    release = Release("vllm", "0.99.0", "digest")
+    note(release, Comparison("0.99.0", "0.33", ENOUGH, ENOUGH, []))
+    note(release, Comparison("0.99.0", "0.33", 1, 1, []))
+    refuse_unknown(release, "python")
+    note(release, Comparison("0.99.0", "0.33", ENOUGH, ENOUGH - 1, ["unknown"]))
+    assert json.loads(comparisons_file().read_text())["digest"]["num_identical"] == ENOUGH - 1
+
+
+def test_comparisons_that_cannot_be_read_are_said_before_any_scenario_runs(tmp_path, cache):
+    comparisons_file().mkdir(parents=True)
+    done = commands.dynabench(
+        "verify", "--engine-core", "vllm", "--engine-python", "/nowhere/python",
+        env={"XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "engine-cores.json: cannot be read" in done.stderr
+
+
+def test_a_program_that_is_no_python_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("dynabench.installed.process.START_S", 0.2)
+    endless = tmp_path / "endless"
+    endless.write_text("#!/bin/sh\nexec sleep 1000\n")
+    endless.chmod(0o755)
+    with pytest.raises(UserError, match=r"did not answer within 0.2 s; expected a Python that has vLLM"):
+        SchedulerProcess(str(endless))

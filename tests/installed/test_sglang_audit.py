@@ -178,5 +178,6 @@ def test_the_command_audits_the_engine_that_the_deployment_has(tmp_path):
     done = commands.dynabench(*arguments, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.startswith(
-        "identical: our rules of 0.5.23 and SGLang 0.5.23 take the same 5 steps for 1 requests"
+        "identical: our rules of 0.5.23 and SGLang 0.5.23 take the same 5 steps for 1 requests, with 0 preemptions and "
+        "at least "
     )

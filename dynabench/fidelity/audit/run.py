@@ -37,6 +37,16 @@ class Side(NamedTuple):
         """Count the steps of all its engines."""
         return sum([log.num_steps for log in self.logs])
 
+    @property
+    def num_preemptions(self) -> int:
+        """Count how often a request had to wait again."""
+        return sum([len(row.preempted) for log in self.logs for row in log.rows])
+
+    @property
+    def least_free(self) -> int:
+        """Return the fewest KV blocks that were free in an engine when a batch was closed."""
+        return min([row.num_free for log in self.logs for row in log.rows], default=0)
+
 
 class Cost(NamedTuple):
     """A figure with both schedulers (s)."""
