@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dynabench.cli.groups import FLAT, Output, OutputConfig, plain_errors
-from dynabench.cli.serve import ServedFlags
+from dynabench.cli.serve import ServedFlags, refuse_encoders
 from dynabench.rehearsal.settings import RehearseConfig
 from foundation.errors import UserError
 from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
@@ -36,13 +36,15 @@ def rehearse(
         output: What to print.
         flags: What describes the deployment.
     """
+    from dynabench.deployment.engines import refuse_idle_settings
     from dynabench.experiment.settings import ExperimentConfig
     from dynabench.experiment.source import source_of
     from dynabench.interrupt import Interrupt
     from dynabench.progress import Display
-    from dynabench.rehearsal.all_seeds import Plan, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.all_seeds import Plan, check_workload, left_out, lines, read, rehearse_all, replay
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
+    from dynabench.rehearsal.run import started
     from dynabench.rehearsal.stage.own import check_own
     from workloads.shape import ShapeConfig
 
@@ -50,10 +52,12 @@ def rehearse(
     if config.replay is not None:
         if deployment is not None or workload:
             raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
+        with plain_errors():
+            described, rehearsal = read(config.replay)
+            if rehearsal.own_engine:
+                check_own(rehearsal.own_engine)
+            started(described, rehearsal.own_engine)
         show_logs()
-        described, rehearsal = read(config.replay)
-        if rehearsal.own_engine:
-            check_own(rehearsal.own_engine)
         for fault in rehearsal.faults:
             console.say(str(fault))
         outcome = replay(described, rehearsal, config.replay)
@@ -65,12 +69,16 @@ def rehearse(
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
         described = flags.deployment(deployment)
+        refuse_encoders(described)
+        refuse_idle_settings([described])
         requests = source_of(workload, ExperimentConfig())(ShapeConfig()) if workload else None
         if config.own_engine:
             check_own(config.own_engine)
         plan = Plan(described, config.faults, config.requests, config.rate, requests, config.own_engine or "")
+        plan = plan._replace(limits=started(described, plan.own_engine))
+        check_workload(plan)
         plan.of(config.numbers[0])
-    for said in left_out(described):
+    for said in left_out(plan):
         console.say(said, style="yellow")
     with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console):
         found = rehearse_all(

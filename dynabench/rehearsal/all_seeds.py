@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import are_answered, check_fits
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.clients.limits import NO_LIMITS, Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.draw import draw, idle_kinds
 from dynabench.rehearsal.faults.fault import Level
@@ -26,7 +28,8 @@ from dynabench.rehearsal.stage.story import Story
 from dynabench.rehearsal.virtual_time.loop import unheard
 from foundation.errors import UserError
 from foundation.files import replace_text
-from workloads import Workload
+from mocker.timing.choose import resolve
+from workloads import Workload, WorkloadError
 
 SCHEMA = "dynabench.rehearsal/1"
 
@@ -64,25 +67,49 @@ class Plan(NamedTuple):
     workload: Workload | None = None
     own_engine: str = ""
     """`pystr:FILE` or `pytok:FILE`."""
+    limits: Limits = NO_LIMITS
+    """How long requests may be."""
 
     def of(self, seed: int) -> Rehearsal:
         """Draw the rehearsal of a seed."""
         model = self.deployment.pools[0].served_name
         asked = (
-            generated(seed, self.num_requests, self.rate, model)
+            generated(seed, self.num_requests, self.rate, model, self.limits)
             if self.workload is None
-            else taken(self.workload, seed, self.num_requests, model)
+            else taken(self.workload, seed, self.num_requests, model, self.limits)
         )
-        asked = [msgspec.structs.replace(one, is_chat=is_chat(self.own_engine)) for one in asked]
+        takes_chat = is_chat(self.own_engine or self.deployment.pools[0].engine)
+        asked = [msgspec.structs.replace(one, is_chat=takes_chat) for one in asked]
         workers, others = names_of(self.deployment)
         rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
         faults = draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle)
         return Rehearsal(seed, asked, faults, self.own_engine)
 
 
-def left_out(deployment: Deployment) -> list[str]:
-    """Say what a deployment names and a rehearsal does not do."""
-    found = []
+def check_workload(plan: Plan) -> None:
+    """Refuse a workload as simulations do: with a request that never gets room, or with none that fits.
+
+    Raises:
+        WorkloadError: it is one.
+    """
+    if plan.workload is None:
+        return
+    for pool in plan.deployment.pools:
+        if pool.engine == "mocker" and not plan.own_engine:
+            check_fits(plan.workload, resolve(pool.engine_config, pool.timing))
+    if not are_answered(plan.workload, plan.limits.longest).any():
+        raise WorkloadError(
+            f"{plan.workload.name}: no request fits {plan.limits.longest}; expected one that is answered"
+        )
+
+
+def left_out(plan: Plan) -> list[str]:
+    """Say what is described and a rehearsal does not do, and which requests must be refused."""
+    found, deployment = [], plan.deployment
+    if plan.workload is not None and (refused := int((~are_answered(plan.workload, plan.limits.longest)).sum())):
+        found.append(
+            f"{refused:,} of {len(plan.workload):,} requests do not fit {plan.limits.longest}; they must be refused (HTTP 400)"
+        )
     if deployment.fleet.events:
         found.append("fleet.events happen in `dynabench simulate` only; faults are those of --faults")
     if deployment.runtime is not None:

@@ -5,12 +5,12 @@ import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import ECHOES, Deployment
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
 from dynabench.rehearsal.checks.invariants import Violation
@@ -20,6 +20,7 @@ from dynabench.rehearsal.checks.programs import limits_of
 from dynabench.rehearsal.checks.rest import at_rest, in_stores, of_programs, read_well
 from dynabench.rehearsal.checks.watch import Watch
 from dynabench.rehearsal.clients.client import Answer, Question, ask_all
+from dynabench.rehearsal.clients.limits import Limits, limits_with
 from dynabench.rehearsal.faults.draw import bursts
 from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.faults.happen import Happenings
@@ -29,17 +30,25 @@ from dynabench.rehearsal.stage.stage import UP_S, Stage
 from dynabench.rehearsal.stage.story import Story
 from dynabench.rehearsal.stage.supervisor import Supervisor
 from dynabench.rehearsal.virtual_time.errors import OutsideError, VirtualLoopError
-from dynabench.rehearsal.virtual_time.loop import run
+from dynabench.rehearsal.virtual_time.loop import run, unheard
 from foundation.errors import UserError
+from mocker.timing.choose import resolve
+from serving.kv_tiers.tier import TierError
+from serving.model.context import BYTES_CONTEXT
+from serving.model.errors import ModelError
 from serving.runtime.memory.network import Network
+from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.world import SeededWorld, within
+from serving.worker.engine import EngineError
+
+Result = TypeVar("Result")
 
 BROKERED = 0.25
 """The share of seeds with which requests and events go over a server, as with NATS."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
 NOT_OF_OWN_ENGINES = {"counted"}
-"""Invariants that the user's own engine need not keep: it may answer with as many tokens as it likes."""
+"""Invariants that the user's own engine, and one that echoes, need not keep: it may answer with any number of tokens."""
 LONGEST_S = 2000.0
 """How long a rehearsal may take (s)."""
 
@@ -67,6 +76,7 @@ class Outcome(msgspec.Struct, frozen=True):
     num_requests: int
     """The requests that were sent, those of overloads included."""
     num_failed: int
+    """Those of them that failed, although they were not too long."""
     happened: list[str]
     """The faults that happened, those whom a chase killed included, and the pools that a planner changed."""
 
@@ -90,19 +100,54 @@ def rehearse(
     root.addHandler(logged)
     of_uvicorn = logging.getLogger("uvicorn.error")
     of_uvicorn.addFilter(logged.note)
-    own = without_threads() if rehearsal.own_engine else contextlib.nullcontext()
     try:
-        with own:
-            return run(
-                _whole(deployment, rehearsal, texts or {}, logged, story or Story()), max_s=LONGEST_S, is_strict=True
-            )
-    except OutsideError as error:
-        raise UserError(f"this cannot be rehearsed: {error}") from error
+        return _apart(_whole(deployment, rehearsal, texts or {}, logged, story or Story()), rehearsal.own_engine)
     except VirtualLoopError as error:
         return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, 0, [])
     finally:
         root.removeHandler(logged)
         of_uvicorn.removeFilter(logged.note)
+
+
+def started(deployment: Deployment, own_engine: str = "") -> Limits:
+    """Start every program of a deployment once, without requests and faults; return how long requests may be.
+
+    Raises:
+        UserError: one does not start, or wants something that does not exist in virtual time.
+    """
+    with unheard():
+        context = _apart(_context(deployment, own_engine), own_engine)
+    simulated = [pool for pool in deployment.pools if pool.engine == "mocker" and not own_engine]
+    return limits_with(context, [resolve(pool.engine_config, pool.timing) for pool in simulated])
+
+
+async def _context(deployment: Deployment, own_engine: str) -> int:
+    """Start every program; return the shortest context of its models."""
+    stage = Stage(deployment, 0, Network(random.Random(0)), own_engine=own_engine)
+    stage.start(*stage.programs)
+    tasks = {actor.task: name for name, actor in stage.actors.items()}
+    ended, _ = await asyncio.wait(tasks, timeout=UP_S, return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
+        error = task.exception() if task in ended else None
+        if isinstance(error, (ValueError, EngineError, ModelError, TierError, RuntimeUnavailableError)):
+            raise UserError(f"{tasks[task]} does not start: {error}") from error
+        if error is not None:
+            raise UserError(f"{tasks[task]} does not start: {error!r}") from error
+    models = [actor.models for actor in stage.running(stage.frontends)]
+    return min((pool.card.context_length for each in models if each for pool in each.pools()), default=BYTES_CONTEXT)
+
+
+def _apart(main: Coroutine[Any, Any, Result], own_engine: str) -> Result:
+    """Run a coroutine on virtual time, and the user's own engine without threads.
+
+    Raises:
+        UserError: a program wants something that does not exist in virtual time.
+    """
+    try:
+        with without_threads() if own_engine else contextlib.nullcontext():
+            return run(main, max_s=LONGEST_S, is_strict=True)
+    except OutsideError as error:
+        raise UserError(f"this cannot be rehearsed: {error}") from error
 
 
 async def _whole(
@@ -144,18 +189,18 @@ async def _whole(
             *(Violation("alive", f"the supervisor ended: {error!r}") for error in _ended(supervising)),
             *(Violation("alive", said) for said in logged.defects),
         ]
-        last = Question(
-            0, 0.0, [97, 98, 99], 4, model=deployment.pools[0].served_name, is_chat=is_chat(rehearsal.own_engine)
-        )
+        pool, own = deployment.pools[0], rehearsal.own_engine
+        last = Question(0, 0.0, [97, 98, 99], 4, model=pool.served_name, is_chat=is_chat(own or pool.engine))
         found += await asyncio.create_task(_serve_again(stage.frontends, last), context=client.context())
+    is_free = bool(own) or any(pool.engine in ECHOES for pool in deployment.pools)
     return Outcome(
         rehearsal.seed,
-        [one for one in dict.fromkeys(found) if not (rehearsal.own_engine and one.invariant in NOT_OF_OWN_ENGINES)],
+        [one for one in dict.fromkeys(found) if not (is_free and one.invariant in NOT_OF_OWN_ENGINES)],
         _digest(answers),
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         len(answers),
-        sum(bool(answer.error) for answer in answers),
+        sum(bool(answer.error) and not answer.question.is_too_long for answer in answers),
         [*happened, *_changes(supervisor)],
     )
 

@@ -32,8 +32,8 @@ def check_own(engine: str) -> None:
 
 
 def is_chat(engine: str) -> bool:
-    """Return whether an engine takes whole chat requests."""
-    return engine.startswith("pystr:")
+    """Return whether an engine, the user's own or one that echoes, takes whole chat requests."""
+    return engine.startswith("pystr:") or engine == "echo_full"
 
 
 def own_engine(engine: str, worker: WorkerConfig) -> OwnEngine:
