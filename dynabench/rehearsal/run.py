@@ -1,7 +1,6 @@
 """A rehearsal: one deployment, one workload, the faults of one seed, and what did not hold."""
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import random
@@ -25,11 +24,11 @@ from dynabench.rehearsal.faults.draw import bursts
 from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.faults.happen import Happenings
 from dynabench.rehearsal.faults.weather import Weather
-from dynabench.rehearsal.stage.own import is_chat, without_threads
+from dynabench.rehearsal.stage.own import contained, is_chat
 from dynabench.rehearsal.stage.stage import UP_S, Stage
 from dynabench.rehearsal.stage.story import Story
 from dynabench.rehearsal.stage.supervisor import Supervisor
-from dynabench.rehearsal.virtual_time.errors import OutsideError, VirtualLoopError
+from dynabench.rehearsal.virtual_time.errors import OutsideError, StuckError, VirtualLoopError
 from dynabench.rehearsal.virtual_time.loop import run, unheard
 from foundation.errors import UserError
 from mocker.timing.choose import resolve
@@ -79,6 +78,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Those of them that failed, although they were not too long."""
     happened: list[str]
     """The faults that happened, those whom a chase killed included, and the pools that a planner changed."""
+    is_stuck: bool = False
+    """Whether it was given up because code computed without end."""
 
 
 def rehearse(
@@ -101,9 +102,11 @@ def rehearse(
     of_uvicorn = logging.getLogger("uvicorn.error")
     of_uvicorn.addFilter(logged.note)
     try:
-        return _apart(_whole(deployment, rehearsal, texts or {}, logged, story or Story()), rehearsal.own_engine)
-    except VirtualLoopError as error:
-        return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", LONGEST_S, {}, 0, 0, [])
+        return _apart(_whole(deployment, rehearsal, texts or {}, logged, story or Story()), rehearsal.seed)
+    except (VirtualLoopError, StuckError) as error:
+        found = [Violation("bounded", str(error)[:2000])]
+        is_stuck = isinstance(error, StuckError)
+        return Outcome(rehearsal.seed, found, "", LONGEST_S, {}, 0, 0, [], is_stuck=is_stuck)
     finally:
         root.removeHandler(logged)
         of_uvicorn.removeFilter(logged.note)
@@ -116,7 +119,7 @@ def started(deployment: Deployment, own_engine: str = "") -> Limits:
         UserError: one does not start, or wants something that does not exist in virtual time.
     """
     with unheard():
-        context = _apart(_context(deployment, own_engine), own_engine)
+        context = _apart(_context(deployment, own_engine), 0)
     simulated = [pool for pool in deployment.pools if pool.engine == "mocker" and not own_engine]
     return limits_with(context, [resolve(pool.engine_config, pool.timing) for pool in simulated])
 
@@ -137,14 +140,14 @@ async def _context(deployment: Deployment, own_engine: str) -> int:
     return min((pool.card.context_length for each in models if each for pool in each.pools()), default=BYTES_CONTEXT)
 
 
-def _apart(main: Coroutine[Any, Any, Result], own_engine: str) -> Result:
-    """Run a coroutine on virtual time, and the user's own engine without threads.
+def _apart(main: Coroutine[Any, Any, Result], seed: int) -> Result:
+    """Run a coroutine on virtual time, apart from threads, and from this machine's clocks and randomness.
 
     Raises:
         UserError: a program wants something that does not exist in virtual time.
     """
     try:
-        with without_threads() if own_engine else contextlib.nullcontext():
+        with contained(seed):
             return run(main, max_s=LONGEST_S, is_strict=True)
     except OutsideError as error:
         raise UserError(f"this cannot be rehearsed: {error}") from error

@@ -27,6 +27,9 @@ def shrunk(rehearsal: Rehearsal, fails: Fails) -> Rehearsal:
         left -= 1
         return left >= 0 and fails(smaller)
 
+    least = structs.replace(rehearsal, faults=[], questions=rehearsal.questions[:1])
+    if least != rehearsal and try_(least):  # whatever is asked fails
+        return least
     rehearsal = structs.replace(
         rehearsal, faults=_fewest(rehearsal.faults, lambda faults: try_(structs.replace(rehearsal, faults=faults)))
     )

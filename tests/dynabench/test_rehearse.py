@@ -127,6 +127,10 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"schema": "other"}')
     with pytest.raises(UserError, match=r"is no rehearsal: its schema is 'other'"):
         read(tmp_path / "x.json")
+    for text in ("null", "[]", '{"schema": "dynabench.rehearsal/1"}', "{"):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(UserError, match=r"x\.json is no rehearsal: (expected an object|it has no|Input data|JSON)"):
+            read(tmp_path / "x.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read(tmp_path / "y.json")
 
@@ -215,7 +219,7 @@ def test_a_workload_that_simulate_refuses_is_refused(lengths, mocker, said):
     [
         (
             ("--num-speculative-tokens", "3"),
-            "worker-0 does not start: num_speculative_tokens is 3, and timing polynomial",
+            "worker-0 does not start: num_speculative_tokens is 3, with nothing about acceptance",
         ),
         (("--drafting-ms", "3"), "drafting_ms is 3, but num_speculative_tokens is 0"),
         (("--max-tokens-per-mm-item", "300"), "images are not sent to workers that are served"),

@@ -34,6 +34,7 @@ from dynabench.rehearsal.virtual_time.errors import (
 )
 from dynabench.rehearsal.virtual_time.places import described, place_of
 from dynabench.rehearsal.virtual_time.tcp import create_connection, create_server
+from dynabench.rehearsal.virtual_time.watch import watched
 from serving.runtime.memory.node import NODE, Node
 
 COLLECT_EVERY = 200_000
@@ -335,6 +336,7 @@ def run(
 
     Raises:
         VirtualLoopError: everything waits for good, spins, takes too long, or wants something from outside.
+        StuckError: a callback computes without end.
     """
     loop = VirtualLoop(max_s=max_s, max_at_once=max_at_once, is_strict=is_strict)
     was_collecting = gc.isenabled()
@@ -342,7 +344,8 @@ def run(
     gc.disable()
     gc.freeze()
     try:
-        return loop.run_until_complete(main)
+        with watched(loop.time):
+            return loop.run_until_complete(main)
     finally:
         try:
             loop.cancel_all()
