@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynabench.deployment.description import ECHOES, Deployment
+from dynabench.interrupt import InterruptError
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
 from dynabench.rehearsal.checks.invariants import Violation
@@ -271,6 +272,10 @@ class _Logged(logging.Handler):
 
     def note(self, record: logging.LogRecord) -> bool:
         """Keep what uvicorn logs, which does not pass it on; return whether somebody wants to see it."""
+        if record.exc_info and isinstance(error := record.exc_info[1], InterruptError):
+            loop: Any = asyncio.get_running_loop()  # uvicorn catches it
+            loop.tear(error)
+            return False
         if record.levelno >= self.level:
             self.emit(record)
         return any(not isinstance(handler, _Logged) for handler in logging.getLogger().handlers)

@@ -16,8 +16,11 @@ STUCK_S = 60.0
 
 
 @contextlib.contextmanager
-def watched(now: Callable[[], float]) -> Iterator[None]:
-    """End this block with StuckError if `now` stands still for too long. Only a process's main thread can be watched."""
+def watched(now: Callable[[], float], tear: Callable[[BaseException], BaseException]) -> Iterator[None]:
+    """End this block with StuckError if `now` stands still for too long. Only a process's main thread can be watched.
+
+    Servers catch whatever their handlers raise, so `tear` hears of it, too.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -34,7 +37,7 @@ def watched(now: Callable[[], float]) -> Iterator[None]:
             sys.stderr.write(f"dynabench: {said}; it catches KeyboardInterrupt\n")
             sys.stderr.flush()
             signal.raise_signal(signal.SIGKILL)
-        raise StuckError(said)
+        raise tear(StuckError(said))
 
     before = signal.signal(signal.SIGVTALRM, look)
     signal.setitimer(signal.ITIMER_VIRTUAL, LOOKS_S, LOOKS_S)
