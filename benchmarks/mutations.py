@@ -302,7 +302,7 @@ def hunt(mutation: Mutation | None, seeds: range) -> dict[str, object]:
 def deployments() -> "dict[str, Deployment]":
     """Return what bugs are looked for in, by name.
 
-    Caches and limits are small, so that blocks are evicted and requests refused. Two frontends tell each other what they book.
+    Caches and limits are small, so that blocks are evicted and requests refused. What comes late from a store is not awaited. Two frontends tell each other what they book.
     """
     from dynabench.deployment.description import Deployment, Pool
     from dynabench.deployment.kv_store import KvStoreConfig
@@ -313,15 +313,16 @@ def deployments() -> "dict[str, Deployment]":
     halves = tuple(
         Pool(name=role, role=role, replicas=2, mocker=EngineConfig(num_gpu_blocks=80)) for role in ("prefill", "decode")
     )
-    hasty = replace(small, num_host_blocks=24, kv_prefetch_policy="timeout", kv_prefetch_timeout_s=0.02)
-    tiered = Pool(replicas=4, mocker=hasty)
+    tiered = EngineConfig(
+        num_gpu_blocks=160, num_host_blocks=96, block_size=16, kv_prefetch_policy="timeout", kv_prefetch_timeout_s=0.02
+    )
     frontend = replace(Deployment().frontend, http_workers=2, max_inflight_requests=48)
     plain = Deployment(router_mode="kv", pools=(workers,), frontend=frontend)
     return {
         "aggregated": plain,
         "prefill-decode": replace(plain, pools=halves, transfer=replace(plain.transfer, bandwidth_gb_s=2.0)),
         "router": replace(plain, standalone_router=True),
-        "store": replace(plain, pools=(tiered,), kv_store=KvStoreConfig(kv_store_size=0.5)),
+        "store": replace(plain, pools=(Pool(replicas=4, mocker=tiered),), kv_store=KvStoreConfig(kv_store_size=0.5)),
     }
 
 

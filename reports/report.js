@@ -21,6 +21,10 @@
     root.dataset.theme = dark ? "light" : "dark";
   });
 
+  for (const picture of document.querySelectorAll(".picture")) {  // begin where something did not hold
+    const flaw = picture.querySelector("[data-flaw]");
+    if (flaw) picture.scrollLeft += flaw.getBoundingClientRect().left - picture.getBoundingClientRect().left - picture.clientWidth / 2;
+  }
   const place = (axis, value, low, high) => {
     const f = axis.log ? Math.log : (v) => v;
     return low + (f(value) - f(axis.from)) / (f(axis.to) - f(axis.from)) * (high - low);

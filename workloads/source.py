@@ -166,7 +166,7 @@ def files_of(paths: Sequence[Path]) -> list[Path]:
         if (path / RESULTS).is_file():
             found.append(path / RESULTS)
         elif path.is_dir():
-            inside = sorted(child for child in path.iterdir() if _is_named_like_a_trace(child))
+            inside = sorted(child for child in path.iterdir() if is_named_like_a_trace(child))
             if not inside:
                 raise WorkloadError(f"{path}: the folder has no {', '.join(SUFFIXES)} files, plain or .gz")
             found += inside
@@ -421,6 +421,7 @@ def _names_of(text: bytes) -> dict[str, Any]:
     return names
 
 
-def _is_named_like_a_trace(path: Path) -> bool:
+def is_named_like_a_trace(path: Path) -> bool:
+    """Return whether a file is there whose name ends as those of workloads do."""
     name = path.name.removesuffix(".gz")
     return path.is_file() and not name.startswith(".") and name.endswith(SUFFIXES)

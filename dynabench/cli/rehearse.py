@@ -41,12 +41,15 @@ def rehearse(
     from dynabench.experiment.source import source_of
     from dynabench.interrupt import Interrupt
     from dynabench.progress import Display
-    from dynabench.rehearsal.all_seeds import Plan, check_workload, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.all_seeds import Failed, Plan, check_workload, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.checks.invariants import Violation
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
     from dynabench.rehearsal.run import started
+    from dynabench.rehearsal.shrink import MOST_TRIES, size
     from dynabench.rehearsal.stage.own import check_own
     from workloads.shape import ShapeConfig
+    from workloads.source import is_named_like_a_trace
 
     console = output.terminal()
     if config.replay is not None:
@@ -68,6 +71,11 @@ def rehearse(
         console.say(f"picture: {picture_of(config.replay)}")
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
+        if deployment is not None and deployment.suffix != ".json" and is_named_like_a_trace(deployment):
+            raise UserError(
+                f"the first argument is a deployment, and {deployment} is a workload; expected a YAML file before it, "
+                f"such as: dynabench rehearse deployment.yaml {deployment}"
+            )
         described = flags.deployment(deployment)
         refuse_encoders(described)
         refuse_idle_settings([described])
@@ -80,15 +88,20 @@ def rehearse(
         plan.of(config.numbers[0])
     for said in left_out(plan):
         console.say(said, style="yellow")
-    with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console):
-        found = rehearse_all(
-            plan,
-            config,
-            interrupt,
-            lambda failed: console.say(
-                f"seed {failed.seed}: {failed.violations[0]}\n  {failed.file}\n  {failed.picture}"
-            ),
-        )
+    with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console) as display:
+
+        def see(seed: int, violation: Violation) -> None:
+            console.say(f"seed {seed}: {violation}")
+            console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
+
+        def try_smaller(seed: int, least: str, number: int) -> None:
+            display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
+
+        def see_written(failed: Failed) -> None:
+            console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}")
+            display.what = "rehearsing"
+
+        found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
     for line in lines(found):
         console.print(line, soft_wrap=True)
     if output.json:

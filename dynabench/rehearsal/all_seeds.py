@@ -22,10 +22,11 @@ from dynabench.rehearsal.clients.limits import NO_LIMITS, Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.draw import draw, idle_kinds
 from dynabench.rehearsal.faults.fault import Level
+from dynabench.rehearsal.news import Item, News, Teller
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
 from dynabench.rehearsal.settings import RehearseConfig
-from dynabench.rehearsal.shrink import shrunk
+from dynabench.rehearsal.shrink import shrunk, size
 from dynabench.rehearsal.stage.own import is_chat
 from dynabench.rehearsal.stage.stage import names_of
 from dynabench.rehearsal.stage.story import Story
@@ -140,7 +141,9 @@ def _told(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome, Story]:
     return whole, rehearse(plan.deployment, whole, outcome.texts, story), story
 
 
-def _whole(plan: Plan, seed: int, out: Path, flag: Flag, *, is_twice: bool) -> tuple[Outcome, Failed | None]:
+def _whole(
+    plan: Plan, seed: int, out: Path, teller: Teller, flag: Flag, *, is_twice: bool
+) -> tuple[Outcome, Failed | None]:
     """Rehearse a seed; if it fails, write it, and then again as the least that fails.
 
     Raises:
@@ -155,6 +158,8 @@ def _whole(plan: Plan, seed: int, out: Path, flag: Flag, *, is_twice: bool) -> t
         )
     if not outcome.violations:
         return outcome, None
+    first = outcome.violations[0]
+    teller.tell(Item(seed, first.invariant, first.what))
     failed = _written(plan, rehearsal, outcome, out, story)
     if outcome.is_stuck:
         return outcome, failed
@@ -166,37 +171,58 @@ def _whole(plan: Plan, seed: int, out: Path, flag: Flag, *, is_twice: bool) -> t
         return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
 
     with contextlib.suppress(InterruptError):  # what was written is kept
-        smaller = shrunk(rehearsal, fails)
+        smaller = shrunk(
+            rehearsal, fails, lambda least, number: teller.tell(Item(seed, size=size(least), number=number))
+        )
         if smaller != rehearsal:
             story = Story()
-            replay(plan.deployment, smaller, story=story)
-            failed = _written(plan, smaller, outcome, out, story)
+            again = replay(plan.deployment, smaller, story=story)
+            failed = _written(plan, smaller, again, out, story)._replace(violations=outcome.violations)
     return outcome, failed
 
 
 def rehearse_all(
-    plan: Plan, config: RehearseConfig, interrupt: Interrupt, on_failure: Callable[[Failed], object]
+    plan: Plan,
+    config: RehearseConfig,
+    interrupt: Interrupt,
+    on_failure: Callable[[Failed], object],
+    *,
+    on_violations: Callable[[int, Violation], object] = lambda *_: None,
+    on_try: Callable[[int, str, int], object] = lambda *_: None,
 ) -> Found:
     """Rehearse every seed, each in another process; stop early if the user interrupts.
+
+    Args:
+        plan: what is rehearsed.
+        config: which seeds, and where to write those that fail.
+        interrupt: ends it early.
+        on_failure: is told of a seed that failed, once it is as small as it gets, and written.
+        on_violations: is told at once the first that did not hold with a seed.
+        on_try: is told a seed, the size of the least that fails so far, and the number of the next try.
 
     Raises:
         UserError: one cannot be rehearsed, or its process ended.
     """
     found, seeds = Found(0, 0, 0, 0.0, Counter(), []), config.numbers
     call, again = partial(_whole, is_twice=False), partial(_whole, is_twice=bool(_own_code(plan)))
-    calls = [(again if seed == seeds[0] else call, (plan, seed, config.out, interrupt.flag)) for seed in seeds]
     try:
-        for _, (outcome, failed) in in_parallel(calls, config.jobs, interrupt=interrupt, is_apart=True):
-            if failed is not None:
-                found.failed.append(failed)
-                on_failure(failed)
-            found.happened.update(event.partition(" ")[0] for event in outcome.happened)
-            found = found._replace(
-                num_seeds=found.num_seeds + 1,
-                num_requests=found.num_requests + outcome.num_requests,
-                num_failed_requests=found.num_failed_requests + outcome.num_failed,
-                virtual_s=found.virtual_s + outcome.virtual_s,
-            )
+        with News(on_violations, on_try) as news:
+            calls = [
+                (again if seed == seeds[0] else call, (plan, seed, config.out, news.teller, interrupt.flag))
+                for seed in seeds
+            ]
+            for _, (outcome, failed) in in_parallel(calls, config.jobs, interrupt=interrupt, is_apart=True):
+                if failed is not None:
+                    news.hear()
+                    found.failed.append(failed)
+                    on_failure(failed)
+                found.happened.update(event.partition(" ")[0] for event in outcome.happened)
+                found = found._replace(
+                    num_seeds=found.num_seeds + 1,
+                    num_requests=found.num_requests + outcome.num_requests,
+                    num_failed_requests=found.num_failed_requests + outcome.num_failed,
+                    virtual_s=found.virtual_s + outcome.virtual_s,
+                )
     except KilledError as error:
         under_way = [str(seed) for seed, share in zip(seeds, interrupt.shares.each(), strict=False) if 0 < share < 1]
         raise UserError(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from dynabench.deployment.description import ECHOES, Deployment
+from dynabench.deployment.description import Deployment
 from dynabench.interrupt import InterruptError
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
@@ -47,10 +47,10 @@ BROKERED = 0.25
 """The share of seeds with which requests and events go over a server, as with NATS."""
 SETTLE_S = 40.0
 """After this time without requests and faults, all leases of the dead have run out, and all events have arrived (s)."""
-NOT_OF_OWN_ENGINES = {"counted"}
-"""Invariants that the user's own engine, and one that echoes, need not keep: it may answer with any number of tokens."""
+OF_MOCKERS = {"counted"}
+"""Invariants that other engines need not keep: they may answer with as many tokens as they like."""
 LONGEST_S = 2000.0
-"""How long a rehearsal may take (s)."""
+"""How long a rehearsal may take after its last request (s)."""
 
 
 class Rehearsal(msgspec.Struct, frozen=True):
@@ -102,12 +102,13 @@ def rehearse(
     root.addHandler(logged)
     of_uvicorn = logging.getLogger("uvicorn.error")
     of_uvicorn.addFilter(logged.note)
+    longest_s = LONGEST_S + max((asked.at_s for asked in rehearsal.questions), default=0.0)
+    whole = _whole(deployment, rehearsal, texts or {}, logged, story or Story())
     try:
-        return _apart(_whole(deployment, rehearsal, texts or {}, logged, story or Story()), rehearsal.seed)
+        return _apart(whole, rehearsal.seed, longest_s)
     except (VirtualLoopError, StuckError) as error:
-        found = [Violation("bounded", str(error)[:2000])]
-        is_stuck = isinstance(error, StuckError)
-        return Outcome(rehearsal.seed, found, "", LONGEST_S, {}, 0, 0, [], is_stuck=is_stuck)
+        found, is_stuck = [Violation("bounded", str(error)[:2000])], isinstance(error, StuckError)
+        return Outcome(rehearsal.seed, found, "", longest_s, {}, 0, 0, [], is_stuck=is_stuck)
     finally:
         root.removeHandler(logged)
         of_uvicorn.removeFilter(logged.note)
@@ -120,7 +121,7 @@ def started(deployment: Deployment, own_engine: str = "") -> Limits:
         UserError: one does not start, or wants something that does not exist in virtual time.
     """
     with unheard():
-        context = _apart(_context(deployment, own_engine), 0)
+        context = _apart(_context(deployment, own_engine), 0, LONGEST_S)
     simulated = [pool for pool in deployment.pools if pool.engine == "mocker" and not own_engine]
     return limits_with(context, [resolve(pool.engine_config, pool.timing) for pool in simulated])
 
@@ -141,7 +142,7 @@ async def _context(deployment: Deployment, own_engine: str) -> int:
     return min((pool.card.context_length for each in models if each for pool in each.pools()), default=BYTES_CONTEXT)
 
 
-def _apart(main: Coroutine[Any, Any, Result], seed: int) -> Result:
+def _apart(main: Coroutine[Any, Any, Result], seed: int, longest_s: float) -> Result:
     """Run a coroutine on virtual time, apart from threads, and from this machine's clocks and randomness.
 
     Raises:
@@ -149,7 +150,7 @@ def _apart(main: Coroutine[Any, Any, Result], seed: int) -> Result:
     """
     try:
         with contained(seed):
-            return run(main, max_s=LONGEST_S, is_strict=True)
+            return run(main, max_s=longest_s, is_strict=True)
     except OutsideError as error:
         raise UserError(f"this cannot be rehearsed: {error}") from error
 
@@ -167,8 +168,13 @@ async def _whole(
     await asyncio.sleep(UP_S)
     story.began_s = loop.time()
     planned = PlanWatch(deployment, stage, supervisor, answers, weather)
-    client, met = network.node("client"), _met(deployment, stage, faults, planned.there)
+    client = network.node("client")
     watch = Watch(stage, answers, weather, max(_migration_limits(deployment)), planned.look)
+    first = deployment.pools[0]
+    engine = rehearsal.own_engine or first.engine
+    met = _met(deployment, stage, faults, planned.there)._replace(worked_s=watch.worked_s)
+    if is_chat(engine):
+        met = met._replace(num_migrations=0)  # nobody but the engine knows how to go on with its answer
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")), story.to_its_end():
         questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
@@ -193,13 +199,11 @@ async def _whole(
             *(Violation("alive", f"the supervisor ended: {error!r}") for error in _ended(supervising)),
             *(Violation("alive", said) for said in logged.defects),
         ]
-        pool, own = deployment.pools[0], rehearsal.own_engine
-        last = Question(0, 0.0, [97, 98, 99], 4, model=pool.served_name, is_chat=is_chat(own or pool.engine))
+        last = Question(0, 0.0, [97, 98, 99], 4, model=first.served_name, is_chat=is_chat(engine))
         found += await asyncio.create_task(_serve_again(stage.frontends, last), context=client.context())
-    is_free = bool(own) or any(pool.engine in ECHOES for pool in deployment.pools)
     return Outcome(
         rehearsal.seed,
-        [one for one in dict.fromkeys(found) if not (is_free and one.invariant in NOT_OF_OWN_ENGINES)],
+        [one for one in dict.fromkeys(found) if engine == "mocker" or one.invariant not in OF_MOCKERS],
         _digest(answers),
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},

@@ -13,19 +13,27 @@ MOST_TRIES = 60
 """Rehearsals that are tried at most."""
 
 
-def shrunk(rehearsal: Rehearsal, fails: Fails) -> Rehearsal:
+def shrunk(
+    rehearsal: Rehearsal, fails: Fails, on_try: Callable[[Rehearsal, int], object] = lambda *_: None
+) -> Rehearsal:
     """Return a smaller rehearsal that fails in the same way.
 
     Args:
         rehearsal: one that fails.
         fails: carries a rehearsal out, and returns whether it does.
+        on_try: is told before each try the least that fails so far, and the number of the try.
     """
-    left = MOST_TRIES
+    number, least = 0, rehearsal
 
     def try_(smaller: Rehearsal) -> bool:
-        nonlocal left
-        left -= 1
-        return left >= 0 and fails(smaller)
+        nonlocal number, least
+        if number == MOST_TRIES:
+            return False
+        number += 1
+        on_try(least, number)
+        does_fail = fails(smaller)
+        least = smaller if does_fail else least
+        return does_fail
 
     least = structs.replace(rehearsal, faults=[], questions=rehearsal.questions[:1])
     if least != rehearsal and try_(least):  # whatever is asked fails
@@ -37,6 +45,12 @@ def shrunk(rehearsal: Rehearsal, fails: Fails) -> Rehearsal:
         rehearsal.questions, lambda some: bool(some) and try_(structs.replace(rehearsal, questions=some))
     )
     return structs.replace(rehearsal, questions=questions)
+
+
+def size(rehearsal: Rehearsal) -> str:
+    """Say how large a rehearsal is."""
+    num_faults, num_requests = len(rehearsal.faults), len(rehearsal.questions)
+    return f"{num_faults} fault{'s' * (num_faults != 1)} and {num_requests} request{'s' * (num_requests != 1)}"
 
 
 def _fewest(parts: Sequence[Part], fails: Callable[[list[Part]], bool]) -> list[Part]:

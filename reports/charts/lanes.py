@@ -426,4 +426,4 @@ def _flags(flaws: Sequence[Flaw], clock: Clock, paint: Paint) -> tuple[list[str]
 def _rules(flaws: Sequence[Flaw], clock: Clock, top: float, bottom: float, paint: Paint) -> list[str]:
     look = style(stroke=paint(LIMIT), stroke_width=1.2, stroke_dasharray="5 3")
     places = dict.fromkeys(clock.x(flaw.at_s) for flaw in flaws)
-    return [element("line", x1=x, x2=x, y1=top - 4, y2=bottom, style=look) for x in places]
+    return [element("line", x1=x, x2=x, y1=top - 4, y2=bottom, style=look, data_flaw="") for x in places]

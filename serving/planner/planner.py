@@ -246,12 +246,12 @@ def _check_limits(kind: type[Policy], config: PlannerConfig, pools: Sequence[Poo
     roles = {pool.role for pool in pools}
     if config.planner_ttft_ms is None and roles & {"aggregated", "prefill"}:
         raise ValueError(
-            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, or use --slo 'ttft <= ...' with "
+            f"planner {config.planner} needs a TTFT limit: set planner_ttft_ms, in a file as planner: {{planner_ttft_ms: 2000}}, or use --slo 'ttft <= ...' with "
             "simulate or run"
         )
     if config.planner_itl_ms is None and roles & {"aggregated", "decode"}:
         raise ValueError(
-            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, or use --slo 'itl <= ...' or 'tpot <= "
+            f"planner {config.planner} needs an ITL limit: set planner_itl_ms, in a file as planner: {{planner_itl_ms: 50}}, or use --slo 'itl <= ...' or 'tpot <= "
             "...' with simulate or run"
         )
 

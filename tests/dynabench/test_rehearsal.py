@@ -1,5 +1,6 @@
 """What rehearsals find, and do not find, in the live code."""
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 from benchmarks.mutations import BLIND, MUTATIONS
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.rehearsal import run
 from dynabench.rehearsal.all_seeds import Plan, carry_out, replay
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.invariants import INVARIANTS
@@ -23,7 +25,10 @@ from dynabench.rehearsal.faults.draw import bursts
 from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal
 from mocker import EngineConfig
+from mocker.timing.config import TimingConfig
+from serving.engines.mock import stepping
 from serving.frontend.config import FrontendConfig
+from serving.router.config import RouterConfig
 from serving.router.follower import KvFollower
 from serving.router.index import PrefixIndex
 from serving.worker.config import WorkerConfig
@@ -55,6 +60,7 @@ def test_nothing_is_violated_where_requests_are_handed_over(seed):
 
 DIGEST = """
 from tests.dynabench.test_rehearsal import WORKERS
+from dynabench.rehearsal import run
 from dynabench.rehearsal.all_seeds import Plan, carry_out
 rehearsal, outcome = carry_out(Plan(WORKERS, "light", 15, 12.0), 5)
 print(outcome.digest, len(rehearsal.faults))
@@ -216,6 +222,68 @@ def test_a_request_that_takes_longer_than_its_faults_explain_is_late():
     slow.num_ends, slow.has_left = 1, True
     assert names(of_answers([slow], {}, met())) == ["bounded"]
     assert names(of_answers([slow], {}, met(Fault("pause", 0.5, 20.0, "worker-0")))) == []
+
+
+def test_the_work_of_engines_that_had_a_request_is_no_delay():
+    slow = answer(ended_s=110.0)
+    slow.num_ends, slow.has_left = 1, True
+    assert names(of_answers([slow], {}, met()._replace(worked_s={slow.question.id: 6.5}))) == []
+    assert names(of_answers([slow], {}, met()._replace(worked_s={slow.question.id: 5.5}))) == ["bounded"]
+    assert names(of_answers([slow], {}, met()._replace(worked_s={"question-7": 6.5}))) == ["bounded"]
+
+
+SLOW = (Pool(replicas=2, timing=TimingConfig(speedup_ratio=0.1)),)
+
+
+def test_long_answers_at_slow_engines_are_within_their_bound():
+    asked = [Question(number, 0.1 * number, [97 + number] * 100, 150) for number in range(4)]
+    outcome = replay(Deployment(pools=SLOW), Rehearsal(0, asked, []))
+    assert (outcome.violations, len(outcome.texts)) == ([], 4)
+
+
+def test_long_answers_that_move_to_another_worker_are_within_their_bound():
+    asked = [Question(number, 0.1 * number, [97 + number] * 100, 150) for number in range(4)]
+    kill = Fault("kill", 7.0, 0.5, "worker-0")
+    outcome = replay(
+        Deployment(pools=(replace(SLOW[0], worker=WorkerConfig(migration_limit=3)),)), Rehearsal(0, asked, [kill])
+    )
+    assert (outcome.violations, len(outcome.texts)) == ([], 4)
+
+
+def test_requests_that_wait_behind_an_overload_are_within_their_bound():
+    pool = replace(SLOW[0], replicas=1, mocker=EngineConfig(max_num_seqs=4))
+    deployment = Deployment(pools=(pool,), router=RouterConfig(max_queue_depth=None))
+    asked = [Question(number, 0.1 * number, [97 + number] * 30, 20) for number in range(2)]
+    outcome = replay(deployment, Rehearsal(0, asked, [Fault("overload", 0.1, 0.0, amount=30)]))
+    assert (outcome.violations, len(outcome.texts)) == ([], 32)
+
+
+@pytest.mark.parametrize("engine", ["echo_core", "echo_full"])
+def test_nothing_is_violated_by_engines_that_nobody_looks_into(engine):
+    _, outcome = carry_out(Plan(Deployment(pools=(Pool(engine=engine, replicas=2),)), "light", 15, 12.0), 2)
+    assert outcome.violations == []
+
+
+def test_long_answers_of_engines_that_nobody_looks_into_are_within_their_bound():
+    asked = [Question(0, 0.0, [97] * 600, 600, is_chat=True)]
+    outcome = replay(Deployment(pools=(Pool(engine="echo_full"),)), Rehearsal(0, asked, []))
+    assert (outcome.violations, len(outcome.texts)) == ([], 1)
+
+
+def test_a_request_that_waits_at_an_idle_engine_is_late(monkeypatch):
+    async def sleeps(wake_s, bell):
+        await bell.wait()
+        await asyncio.sleep(5.0)
+
+    monkeypatch.setattr(stepping, "_wait", sleeps)
+    asked = [Question(0, 0.0, [97] * 100, 20)]
+    assert set(names(replay(Deployment(), Rehearsal(0, asked, [])).violations)) == {"bounded"}
+
+
+def test_requests_that_come_late_do_not_make_a_rehearsal_too_long(monkeypatch):
+    monkeypatch.setattr(run, "LONGEST_S", 55.0)
+    asked = [Question(number, number * 20.0, [97] * 10, 3) for number in range(2)]
+    assert replay(Deployment(), Rehearsal(0, asked, [])).violations == []
 
 
 def test_an_overload_asks_what_was_asked_before_at_once():

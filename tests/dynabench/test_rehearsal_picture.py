@@ -3,13 +3,14 @@
 import re
 from itertools import combinations, pairwise
 
+import msgspec
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal import run
 from dynabench.rehearsal.checks import watch
 from dynabench.rehearsal.checks.invariants import Violation
-from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.clients.client import Question, plain
 from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.picture import happening_of, page_of
 from dynabench.rehearsal.run import Rehearsal, rehearse
@@ -35,7 +36,7 @@ def happened(*faults, violations=(), deployment=TWO):
 
 
 def test_a_request_that_never_ends_is_drawn_until_it_is_given_up(monkeypatch):
-    monkeypatch.setattr(run, "LONGEST_S", UP_S + 0.35)
+    monkeypatch.setattr(run, "LONGEST_S", UP_S + 0.35 - ASKED[-1].at_s)
     outcome, story = told(TWO)
     assert [violation.invariant for violation in outcome.violations] == ["bounded"]
     happening = happening_of(TWO, outcome.violations, story)
@@ -149,6 +150,25 @@ def test_names_of_faults_in_one_lane_do_not_hide_each_other():
     drawn = svg(Happening([Lane("frontend", [(0.0, 1.0)])], [], troubles, []), lambda colour: colour)
     heights = re.findall(r'y="([\d.]+)"[^>]*>(?:lose|delay)', drawn)
     assert len(heights) == len(set(heights)) == 2
+
+
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ('{"error":{"message":"no \\"x\\" here","type":"server_error","param":null,"code":null}}', 'no "x" here'),
+        ("error in the stream: {'message': 'it is gone', 'param': None}", "error in the stream: it is gone"),
+        ("Not Found", "Not Found"),
+    ],
+)
+def test_errors_are_shown_without_the_json_around_them(said, message):
+    assert plain(said) == message
+
+
+def test_a_narrow_page_begins_where_something_did_not_hold():
+    assert svg(crowd(3), lambda colour: colour).count("data-flaw") == 1
+    outcome, story = told(TWO, KILL)
+    page = page_of(TWO, msgspec.structs.replace(outcome, violations=[Violation("released", "x")]), story, "x")
+    assert re.search(r"querySelector\(.\[data-flaw\]", page)
 
 
 def test_the_page_says_what_did_not_hold_and_how_to_replay_it():

@@ -1,5 +1,6 @@
 """`dynabench rehearse`: what is rehearsed, what is said, and what is left of a failure."""
 
+import gzip
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig
-from dynabench.rehearsal.shrink import shrunk
+from dynabench.rehearsal.shrink import shrunk, size
+from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, names_of
 from foundation.errors import UserError
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from serving.router.books import RankBooks
-from tests.support.commands import dynabench
+from tests.support.commands import dynabench, in_process
 from workloads import Request, Workload, WorkloadError
 
 
@@ -61,6 +63,31 @@ def test_a_rehearsal_shrinks_to_what_it_fails_by():
     assert [asked.number for asked in found.questions] == [17]
 
 
+def test_each_try_to_make_a_rehearsal_smaller_is_reported_with_the_least_so_far():
+    whole, seen = Rehearsal(1, generated(1, 4, 10.0), [Fault("kill", 0.0, 1.0, "worker-0")]), []
+    found = shrunk(whole, lambda _: True, lambda least, number: seen.append((number, size(least))))
+    assert seen == [
+        (1, "1 fault and 4 requests"),
+        (2, "0 faults and 4 requests"),
+        (3, "0 faults and 2 requests"),
+    ]
+    assert size(found) == "0 faults and 1 request"
+
+
+def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(RankBooks, "remove", lambda *_, **__: None)
+    settings = RehearseConfig(seeds="1", requests=3, faults="none", jobs=1, out=tmp_path / "out")
+    plan = Plan(DEPLOYMENT, settings.faults, settings.requests, settings.rate)
+    with Interrupt() as interrupt:
+        rehearse_all(
+            *(plan, settings, interrupt, lambda _: said.append("written")),
+            on_violations=lambda seed, found: said.append((seed, found.invariant)),
+            on_try=lambda seed, size, number: said.append(number),
+        )
+    assert said == [(0, "released"), 1, 2, "written"]
+
+
 ROOT = Path(__file__).parents[2]
 OF_CI = (
     ROOT / "examples/deployment.yaml",
@@ -74,6 +101,19 @@ def test_what_ci_rehearses_can_be_rehearsed(file):
     _, outcome = carry_out(Plan(read_deployment(file), "medium", 10, 12.0), 1)
     assert outcome.violations == []
     assert len(outcome.texts) > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("file", sorted(ROOT.glob("examples/*.yaml")), ids=lambda file: file.stem)
+def test_every_example_can_be_rehearsed(file, seed):
+    _, outcome = carry_out(Plan(read_deployment(file), "medium", 10, 12.0), seed)
+    assert outcome.violations == []
+    assert len(outcome.texts) > 0
+
+
+def test_the_example_with_a_planner_can_be_rehearsed_as_it_is():
+    assert names_of(read_deployment(ROOT / "examples/planner.yaml"))[1][-2:] == [PLANNER, SUPERVISOR]
 
 
 def test_one_process_and_two_rehearse_the_same(tmp_path):
@@ -133,6 +173,13 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
             read(tmp_path / "x.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read(tmp_path / "y.json")
+
+
+@pytest.mark.parametrize("name", ["u.jsonl.gz", "u.jsonl", "u.csv", "u.parquet"])
+def test_a_workload_in_place_of_the_deployment_is_named(tmp_path, name):
+    (tmp_path / name).write_bytes(gzip.compress(b"{}"))
+    with pytest.raises(UserError, match=f"the first argument is a deployment, and .*{name} is a workload; expected"):
+        in_process("rehearse", str(tmp_path / name), "--seeds", "1")
 
 
 def test_the_command_says_what_happened(tmp_path):

@@ -7,7 +7,8 @@ INVARIANTS = {
     "right-text": "an answer has the text that it has without faults; one that breaks off has the beginning of it",
     "unspoiled": "no KV is used whose bytes are not those that were written",
     "counted": "an answer has as many tokens as were asked for, and the usage states these and those of the prompt",
-    "bounded": "a request ends within its time: 4 s, and the patience of each fault that meets it (a read of KV: its timeout)",
+    "bounded": "a request ends within its time: that in which an engine that has it works, 4 s, and the patience of each fault "
+    "that meets it (a read of KV: its timeout)",
     "no-loss": "a request fails only if more faults meet it than it may migrate, all workers of a pool are affected at once, "
     "or its frontend or router is",
     "shed": "a frontend never has more requests in progress than its limit, and refuses none before it has that many",

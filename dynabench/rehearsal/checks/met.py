@@ -1,7 +1,8 @@
 """The faults that met a request, and what they excuse: how long it may take, and whether it may fail."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from dynabench.rehearsal.clients.client import Answer
@@ -9,7 +10,7 @@ from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR
 
 OWN_S = 4.0
-"""How long a request may take by itself (s)."""
+"""How long a request may take besides the work of engines (s)."""
 PATIENCE_S = 12.0
 """How long a fault may delay a request: then a process that is silent is given up (s)."""
 TAIL_S = 13.0
@@ -56,6 +57,8 @@ class Met(NamedTuple):
     """The routers that are programs of their own."""
     needs_kv: bool = False
     """Whether a request fails whose KV cannot be read from another worker (`kv_load_failure_policy`)."""
+    worked_s: Mapping[str, float] = MappingProxyType({})
+    """For how long engines that had a request worked (s), by request."""
 
     def during(self, answer: Answer, kinds: frozenset[Kind]) -> list[Fault]:
         """Return the faults that may have affected a request."""
@@ -88,7 +91,8 @@ class Met(NamedTuple):
         stalls = self.during(answer, STALLS)
         reads_s = self.read_s * sum(fault.kind in SILENT for fault in stalls)
         nobody_s = NOBODY_S if any(self._over_s(fault) > fault.at_s + fault.lasts_s for fault in stalls) else 0.0
-        return OWN_S + reads_s + nobody_s + sum(_patience_s(fault) + 1.0 for fault in stalls)
+        worked_s = self.worked_s.get(answer.question.id, 0.0)
+        return OWN_S + worked_s + reads_s + nobody_s + sum(_patience_s(fault) + 1.0 for fault in stalls)
 
     def excuses(self, answer: Answer) -> bool:
         """Return whether a request could not be saved."""

@@ -1,9 +1,12 @@
 """What checks look at in programs: requests, routings and limits."""
 
+import asyncio
+import math
 from collections.abc import Iterator
 
 from dynabench.rehearsal.stage.stage import PLANNER, Actor, Stage
 from serving.engines.mock.live import live_of
+from serving.engines.mock.rank import MockEngine
 from serving.life.flight import Flight
 from serving.routing.live import LiveRouting
 
@@ -23,6 +26,17 @@ def requests_at(worker: Actor) -> Iterator[str]:
     """Yield the requests at which a worker's engine works."""
     for rank in () if worker.engine is None else worker.engine.ranks:
         yield from (live_of(sequence).request_id for sequence in rank.engine.sequences())
+
+
+def waits_for_work(worker: Actor) -> Iterator[str]:
+    """Yield the requests that a worker has while its engine works; an engine that cannot be looked into always does."""
+    if worker.service is not None and (worker.engine is None or any(map(_works, worker.engine.ranks))):
+        yield from worker.service.here
+
+
+def _works(rank: MockEngine) -> bool:
+    """Return whether a rank computes, or copies KV to or from its GPU."""
+    return rank.engine.step is not None or asyncio.get_running_loop().time() < rank.engine.wake_s < math.inf
 
 
 def limits_of(stage: Stage) -> dict[str, int]:

@@ -1,13 +1,13 @@
 """What holds at any time: `Watch` looks at every program, twenty times a second."""
 
 import asyncio
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 
 from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.checks.lives import Lives
-from dynabench.rehearsal.checks.programs import flights, limits_of, num_asked, requests_at, routings
+from dynabench.rehearsal.checks.programs import flights, limits_of, num_asked, requests_at, routings, waits_for_work
 from dynabench.rehearsal.clients.client import Answer
 from dynabench.rehearsal.faults.weather import Weather
 from dynabench.rehearsal.stage.stage import Actor, Stage
@@ -47,6 +47,8 @@ class Watch:
         self._legs: dict[Leg, None] = {}  # the last that were seen, kept so that no other takes their place
         self._ranks: dict[LiveRouting, set[int]] = {}  # the instances that were there then
         self._found: dict[str, Violation] = {}
+        self.worked_s = defaultdict[str, float](float)
+        """For how long an engine that had a request worked, at it or at others (s)."""
 
     @property
     def violations(self) -> list[Violation]:
@@ -67,6 +69,9 @@ class Watch:
         for frontend in self._stage.running(self._stage.frontends):
             yield from _busy(frontend, self._limits[frontend.program.name] + 2 * num_asked(self._stage))
             yield from self._placed(frontend)
+        workers = self._stage.running(self._stage.workers)
+        for id in {id for worker in workers for id in waits_for_work(worker)}:
+            self.worked_s[id] += LOOK_S
         is_calm = self._weather.is_calm
         for worker in self._stage.running(self._stage.workers):
             name, working = worker.program.name, Counter(requests_at(worker))
@@ -80,18 +85,18 @@ class Watch:
 
     def _placed(self, frontend: Actor) -> Iterator[Violation]:
         """Check where requests went since the last look, among the workers that were there then and are there now."""
-        there = set[int]()
+        there = dict[int, set[int]]()  # by worker: those of its pool
         for routing in routings(frontend):
             ranks = {rank.instance_id for rank in routing.ranks()}
             if routing.stage != "prefill":
-                there |= ranks & self._ranks.get(routing, set())
+                there.update(dict.fromkeys(ranks, ranks & self._ranks.get(routing, set())))
             self._ranks[routing] = ranks
         for flight in flights(frontend):
             leg = flight.decode
-            if leg is None or leg.state != "sent" or leg in self._legs:
+            if leg is None or leg.slot is None or leg.state != "sent" or leg in self._legs:
                 continue
             self._legs[leg] = None
-            if leg.slot in flight.failed_at and (others := there.difference(flight.failed_at)):
+            if leg.slot in flight.failed_at and (others := there.get(leg.slot, set()).difference(flight.failed_at)):
                 where = f"worker {leg.slot:x}, where it had failed, and {len(others)} others are there"
                 yield Violation("elsewhere", f"{frontend.program.name} sent a request to {where}")
 

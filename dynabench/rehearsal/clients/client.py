@@ -1,7 +1,9 @@
 """The clients of a rehearsal: each request over HTTP, and what came of it."""
 
+import ast
 import asyncio
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,8 @@ from dynabench.rehearsal.virtual_time.tcp import PORT
 
 DONE = b"data: [DONE]"
 """The last event of a stream."""
+MESSAGE = re.compile(r"""["']message["']: ?("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')""")
+"""The message of an error, in JSON or as Python prints it."""
 
 
 class Question(msgspec.Struct, frozen=True):
@@ -48,7 +52,11 @@ class Question(msgspec.Struct, frozen=True):
     def body(self) -> bytes:
         """What is posted."""
         text = "".join(map(chr, self.prompt)) if self.is_chat else ""
-        prompt = {"messages": [{"role": "user", "content": text}]} if self.is_chat else {"prompt": self.prompt}
+        chat = {
+            "messages": [{"role": "user", "content": text}],
+            "user": self.id,
+        }  # engines of whole requests know no id
+        prompt = chat if self.is_chat else {"prompt": self.prompt}
         return json.dumps(
             {
                 "model": self.model,
@@ -155,7 +163,7 @@ class Answer(asyncio.Protocol):
         try:
             self._reader.take(data)
         except AnswerError as error:
-            self._end(str(error))
+            self._end(plain(str(error)))
 
     def on_headers_complete(self) -> None:
         """Note the status."""
@@ -166,7 +174,7 @@ class Answer(asyncio.Protocol):
         if self.error:
             return
         if self.status != 200:
-            self._end(f"HTTP {self.status}: {self._body.decode(errors='replace')}")
+            self._end(f"HTTP {self.status}: {plain(self._body.decode(errors='replace'))}")
             return
         try:
             self._reader.end()
@@ -186,6 +194,12 @@ class Answer(asyncio.Protocol):
         self.error = self.error or error
         self.ended_s = asyncio.get_running_loop().time()
         self._over.set()
+
+
+def plain(said: str) -> str:
+    """Return what an error says without the JSON around its message, or all of it if there is none."""
+    found = MESSAGE.search(said)
+    return f"{said.partition('{')[0]}{ast.literal_eval(found[1])}" if found else said
 
 
 async def ask_all(questions: Sequence[Question], frontends: Sequence[str], answers: list[Answer]) -> None:

@@ -36,7 +36,7 @@ def check_own(engine: str) -> None:
 
 
 def is_chat(engine: str) -> bool:
-    """Return whether an engine, the user's own or one that echoes, takes whole chat requests."""
+    """Return whether an engine takes whole chat requests: one's own, or that of a pool."""
     return engine.startswith("pystr:") or engine == "echo_full"
 
 

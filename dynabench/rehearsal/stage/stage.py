@@ -88,7 +88,9 @@ class Actor:
     router: RouterService | None = None
     """Of a router that is a program of its own: its service, once it has begun."""
     engine: Mocker | None = None
-    """Of a worker: its engine."""
+    """Of a worker: its engine, unless it is one that cannot be looked into."""
+    service: NotedService | None = None
+    """Of a worker: what it serves, once it has begun."""
     store: StoreServer | None = None
     """Of a store for KV: what it has."""
     planner: PlannerService | None = None
@@ -336,7 +338,7 @@ async def _work(
     actor: Actor, network: RuntimeConfig, worker: WorkerConfig, engine: Any, default_name: str = ""
 ) -> None:
     """Serve an engine, and note which requests it has when."""
-    engine.service = NotedService(engine.service, actor.program.name, actor.story)
+    engine.service = actor.service = NotedService(engine.service, actor.program.name, actor.story)
     await run_worker(network, worker, engine, actor.stopping, default_name=default_name)
 
 

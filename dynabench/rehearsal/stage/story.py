@@ -79,6 +79,8 @@ class NotedService:
     def __init__(self, service: Any, name: str, story: Story) -> None:
         """Wrap the service of a worker."""
         self._service, self._name, self._story = service, name, story
+        self.here = set[str]()
+        """The requests that it has."""
 
     def __getattr__(self, name: str) -> Any:
         """Return what the service has."""
@@ -86,13 +88,21 @@ class NotedService:
 
     def __call__(self, request: msgspec.Raw, stream: AnswerStream) -> None:
         """Serve a request."""
-        stay = self._story.stay(_ID.decode(request).request_id, self._name)
-        stream._audience = _Hearing(stream._audience, lambda: stay.end(_now()))
+        asked = _ASKED.decode(request)
+        id = asked.request_id or asked.user
+        stay = self._story.stay(id, self._name)
+        self.here.add(id)
+
+        def end() -> None:
+            stay.end(_now())
+            self.here.discard(id)
+
+        stream._audience = _Hearing(stream._audience, end)
         self._service(request, stream)
         if (cancel := stream.on_cancel) is not None:
 
             def leave() -> None:
-                stay.end(_now())
+                end()
                 cancel()
 
             stream.on_cancel = leave
@@ -102,9 +112,11 @@ class _Asked(msgspec.Struct):
     """What is noted of a request."""
 
     request_id: str = ""
+    user: str = ""
+    """Of a whole chat request, which has no id: what its client calls itself."""
 
 
-_ID = msgspec.msgpack.Decoder(_Asked)
+_ASKED = msgspec.msgpack.Decoder(_Asked)
 
 
 class _Hearing(Audience):
