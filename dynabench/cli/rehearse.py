@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dynabench.cli.groups import FLAT, Output, OutputConfig, plain_errors
-from dynabench.cli.serve import ServedFlags
+from dynabench.cli.serve import ServedFlags, refuse_encoders
 from dynabench.rehearsal.settings import RehearseConfig
 from foundation.errors import UserError
 from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
@@ -39,6 +39,7 @@ def rehearse(
     from dynabench.rehearsal.all_seeds import lines, read, replay, run_rehearsal
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
+    from dynabench.rehearsal.run import started
     from dynabench.rehearsal.stage.own import check_own
     from workloads.source import is_named_like_a_trace
 
@@ -46,10 +47,12 @@ def rehearse(
     if config.replay is not None:
         if deployment is not None or workload:
             raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
+        with plain_errors():
+            described, rehearsal = read(config.replay)
+            if rehearsal.own_engine:
+                check_own(rehearsal.own_engine)
+            started(described, rehearsal.own_engine)
         show_logs()
-        described, rehearsal = read(config.replay)
-        if rehearsal.own_engine:
-            check_own(rehearsal.own_engine)
         for fault in rehearsal.faults:
             console.say(str(fault))
         outcome = replay(described, rehearsal, config.replay)
@@ -66,6 +69,7 @@ def rehearse(
                 f"such as: dynabench rehearse deployment.yaml {deployment}"
             )
         described = flags.deployment(deployment)
+        refuse_encoders(described)
     found = run_rehearsal(described, workload, config, console=console)
     for line in lines(found):
         console.print(line, soft_wrap=True)

@@ -17,6 +17,7 @@ def in_parallel(
     interrupt: Interrupt,
     backend: Backend = "local",
     address: str | None = None,
+    is_apart: bool = False,
 ) -> Iterator[tuple[int, Any]]:
     """Carry out calls and yield (place, result) as they end.
 
@@ -29,6 +30,7 @@ def in_parallel(
         interrupt: ends the calls early.
         backend: where the calls run.
         address: address of the cluster (default: a local one of that kind).
+        is_apart: whether even one call at a time runs in another process, which a second signal kills.
 
     Raises:
         UserError: the cluster's package is not installed, the cluster does not answer, or a process was killed.
@@ -40,7 +42,7 @@ def in_parallel(
     interrupt.shares.begin(len(calls))
     with noted():  # only calls are torn apart, not what is done with results
         num_processes = min(jobs or num_cores(), len(calls))
-        if backend == "local" and num_processes <= 1:
+        if backend == "local" and num_processes <= 1 and not is_apart:
             yield from _in_turn(calls, interrupt)
             return
         from dynabench.experiment.processes import in_forks, on_cluster, succeeded  # slow to load

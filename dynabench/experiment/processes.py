@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -20,6 +20,10 @@ from dynabench.experiment.clusters import Kind, cluster_of, host_named
 from dynabench.interrupt import ASKING, Call, Flag, Interrupt, InterruptError, held_back
 from foundation.errors import UserError
 from foundation.processes import end_with_parent
+
+
+class KilledError(UserError):
+    """A process that carried out a call ended."""
 
 
 class Ended(NamedTuple):
@@ -76,7 +80,11 @@ def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) ->
     except OSError as error:
         raise UserError(f"no process can be started for simulations ({error}); use --jobs 1") from error
     except BrokenProcessPool as error:  # its message does not say what would help
-        raise UserError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
+        raise KilledError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
+    except KeyboardInterrupt:  # a second signal, or whoever wants the results gives up
+        for process in active_children():
+            process.kill()
+        raise
     finally:
         if running:  # who wanted the results has failed
             interrupt.flag.raise_()

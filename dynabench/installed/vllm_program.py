@@ -327,7 +327,13 @@ def version() -> list[str]:
     import vllm
 
     package = Path(vllm.__file__).parent
-    patterns = ("v1/core/**/*.py", "v1/request.py", "v1/kv_cache_interface.py", "config/scheduler.py", "config/cache.py")
+    patterns = (
+        "v1/core/**/*.py",
+        "v1/request.py",
+        "v1/kv_cache_interface.py",
+        "config/scheduler.py",
+        "config/cache.py",
+    )
     files = sorted([file for pattern in patterns for file in package.glob(pattern)])
     digest = sha256()
     for file in files:

@@ -1,27 +1,33 @@
 """Many rehearsals, one for each seed; those that fail are made smaller, and written to files that replay them."""
 
 import contextlib
+import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import are_answered, check_fits, refuse_idle_settings
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.processes import KilledError
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Given, source_of
-from dynabench.interrupt import Interrupt
+from dynabench.interrupt import Flag, Interrupt, InterruptError
 from dynabench.progress import Display
 from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.clients.limits import NO_LIMITS, Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.draw import draw, idle_kinds
 from dynabench.rehearsal.faults.fault import Level
+from dynabench.rehearsal.news import Item, News, Teller
 from dynabench.rehearsal.picture import picture_of, write_picture
-from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse
+from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import MOST_TRIES, shrunk, size
 from dynabench.rehearsal.stage.own import check_own, is_chat, own_of
@@ -31,10 +37,14 @@ from dynabench.rehearsal.virtual_time.loop import unheard
 from dynabench.terminal import Terminal
 from foundation.errors import UserError, plain_errors
 from foundation.files import replace_text
-from workloads import Workload
+from foundation.own_code import base_and_additions, file_of, is_own
+from mocker.timing.choose import resolve
+from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig
 
 SCHEMA = "dynabench.rehearsal/1"
+BEGUN = 1e-6
+"""The share of a call that has begun."""
 
 
 class Failed(NamedTuple):
@@ -72,27 +82,49 @@ class Plan(NamedTuple):
     workload: Workload | None = None
     own_engine: str = ""
     """`pystr:FILE` or `pytok:FILE`."""
+    limits: Limits = NO_LIMITS
+    """How long requests may be."""
 
     def of(self, seed: int) -> Rehearsal:
         """Draw the rehearsal of a seed."""
         model = self.deployment.pools[0].served_name
         asked = (
-            generated(seed, self.num_requests, self.rate, model)
+            generated(seed, self.num_requests, self.rate, model, self.limits)
             if self.workload is None
-            else taken(self.workload, seed, self.num_requests, model)
+            else taken(self.workload, seed, self.num_requests, model, self.limits)
         )
-        own = self.own_engine or own_of(self.deployment)
-        chats = is_chat(own or self.deployment.pools[0].engine)
+        chats = is_chat(self.own_engine or self.deployment.pools[0].engine)
         asked = [msgspec.structs.replace(one, is_chat=chats) for one in asked]
         workers, others = names_of(self.deployment)
         rng, idle = random.Random(f"faults {seed}"), idle_kinds(self.deployment)
         faults = draw(rng, self.level, workers, others, asked[-1].at_s, idle=idle)
-        return Rehearsal(seed, asked, faults, own)
+        return Rehearsal(seed, asked, faults, self.own_engine)
 
 
-def left_out(deployment: Deployment) -> list[str]:
-    """Say what a deployment names and a rehearsal does not do."""
-    found = []
+def check_workload(plan: Plan) -> None:
+    """Refuse a workload as simulations do: with a request that never gets room, or with none that fits.
+
+    Raises:
+        WorkloadError: it is one.
+    """
+    if plan.workload is None:
+        return
+    for pool in plan.deployment.pools:
+        if pool.engine == "mocker" and not plan.own_engine:
+            check_fits(plan.workload, resolve(pool.engine_config, pool.timing))
+    if not are_answered(plan.workload, plan.limits.longest).any():
+        raise WorkloadError(
+            f"{plan.workload.name}: no request fits {plan.limits.longest}; expected one that is answered"
+        )
+
+
+def left_out(plan: Plan) -> list[str]:
+    """Say what is described and a rehearsal does not do, and which requests must be refused."""
+    found, deployment = [], plan.deployment
+    if plan.workload is not None and (refused := int((~are_answered(plan.workload, plan.limits.longest)).sum())):
+        found.append(
+            f"{refused:,} of {len(plan.workload):,} requests do not fit {plan.limits.longest}; they must be refused (HTTP 400)"
+        )
     if deployment.fleet.events:
         found.append("fleet.events happen in `dynabench simulate` only; faults are those of --faults")
     if deployment.runtime is not None:
@@ -102,12 +134,58 @@ def left_out(deployment: Deployment) -> list[str]:
 
 def carry_out(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome]:
     """Rehearse a seed, without its faults and then with them, so that texts can be compared; return what counts."""
-    whole = plan.of(seed)
+    rehearsal, outcome, _ = _told(plan, seed)
+    return rehearsal, outcome
+
+
+def _told(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome, Story]:
+    whole, story = plan.of(seed), Story()
     calm = msgspec.structs.replace(whole, faults=[])
-    outcome = rehearse(plan.deployment, calm)
+    outcome = rehearse(plan.deployment, calm, story=story)
     if outcome.violations or not whole.faults:
-        return calm, outcome
-    return whole, rehearse(plan.deployment, whole, outcome.texts)
+        return calm, outcome, story
+    story = Story()
+    return whole, rehearse(plan.deployment, whole, outcome.texts, story), story
+
+
+def _whole(
+    plan: Plan, seed: int, out: Path, teller: Teller, flag: Flag, *, is_twice: bool
+) -> tuple[Outcome, Failed | None]:
+    """Rehearse a seed; if it fails, write it, and then again as the least that fails.
+
+    Raises:
+        UserError: twice the same rehearsal gave two runs, because code of the user's is not deterministic.
+    """
+    flag.progress.note(BEGUN)
+    rehearsal, outcome, story = _told(plan, seed)
+    if is_twice and not outcome.is_stuck and _told(plan, seed)[1].digest != outcome.digest:
+        raise UserError(
+            f"seed {seed} gave two different runs{_own_code(plan)}; expected code that draws random numbers from the one it "
+            "is given, or from random, and depends on nothing else that changes"
+        )
+    if not outcome.violations:
+        return outcome, None
+    first = outcome.violations[0]
+    teller.tell(Item(seed, first.invariant, first.what))
+    failed = _written(plan, rehearsal, outcome, out, story)
+    if outcome.is_stuck:
+        return outcome, failed
+    names = {violation.invariant for violation in outcome.violations}
+
+    def fails(smaller: Rehearsal) -> bool:
+        if flag.is_raised():
+            raise InterruptError
+        return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
+
+    with contextlib.suppress(InterruptError):  # what was written is kept
+        smaller = shrunk(
+            rehearsal, fails, lambda least, number: teller.tell(Item(seed, size=size(least), number=number))
+        )
+        if smaller != rehearsal:
+            story = Story()
+            again = replay(plan.deployment, smaller, story=story)
+            failed = _written(plan, smaller, again, out, story)._replace(violations=outcome.violations)
+    return outcome, failed
 
 
 def run_rehearsal(
@@ -124,12 +202,15 @@ def run_rehearsal(
         UserError: a setting is invalid, or the deployment cannot be rehearsed.
     """
     with plain_errors():
+        refuse_idle_settings([deployment])
         requests = source_of(given, ExperimentConfig())(ShapeConfig()) if given else None
         if config.own_engine:
             check_own(config.own_engine)
-        plan = Plan(deployment, config.faults, config.requests, config.rate, requests, config.own_engine or "")
+        own = config.own_engine or own_of(deployment)
+        plan = Plan(deployment, config.faults, config.requests, config.rate, requests, own, started(deployment, own))
+        check_workload(plan)
         plan.of(config.numbers[0])
-    for said in left_out(deployment):
+    for said in left_out(plan):
         console.say(said, style="yellow")
 
     with (
@@ -137,14 +218,12 @@ def run_rehearsal(
         Display("rehearsing", "seeds", interrupt, console) as display,
     ):
 
-        def see(seed: int, violations: list[Violation]) -> None:
-            console.say(f"seed {seed}: {violations[0]}")
+        def see(seed: int, violation: Violation) -> None:
+            console.say(f"seed {seed}: {violation}")
             console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
 
-        def try_smaller(least: Rehearsal, number: int) -> None:
-            display.what = (
-                f"seed {least.seed} fails with {size(least)}; try {number} of at most {MOST_TRIES}; rehearsed"
-            )
+        def try_smaller(seed: int, least: str, number: int) -> None:
+            display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
 
         def see_written(failed: Failed) -> None:
             console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}")
@@ -160,83 +239,137 @@ def rehearse_all(
     interrupt: Interrupt,
     on_failure: Callable[[Failed], object],
     *,
-    on_violations: Callable[[int, list[Violation]], object] = lambda *_: None,
-    on_try: Callable[[Rehearsal, int], object] = lambda *_: None,
+    on_violations: Callable[[int, Violation], object] = lambda *_: None,
+    on_try: Callable[[int, str, int], object] = lambda *_: None,
 ) -> Found:
-    """Rehearse every seed; stop early if the user interrupts.
+    """Rehearse every seed, each in another process; stop early if the user interrupts.
 
     Args:
         plan: what is rehearsed.
         config: which seeds, and where to write those that fail.
         interrupt: ends it early.
         on_failure: is told of a seed that failed, once it is as small as it gets, and written.
-        on_violations: is told at once what did not hold with a seed.
-        on_try: is told what is tried to make it smaller (see `shrunk`).
+        on_violations: is told at once the first that did not hold with a seed.
+        on_try: is told a seed, the size of the least that fails so far, and the number of the next try.
+
+    Raises:
+        UserError: one cannot be rehearsed, or its process ended.
     """
-    found = Found(0, 0, 0, 0.0, Counter(), [])
-    calls = [(carry_out, (plan, seed)) for seed in config.numbers]
-    for _, (rehearsal, outcome) in in_parallel(calls, config.jobs, interrupt=interrupt):
-        if outcome.violations:
-            on_violations(rehearsal.seed, outcome.violations)
-            found.failed.append(_written(plan, rehearsal, outcome, config.out, on_try))
-            on_failure(found.failed[-1])
-        found.happened.update(event.partition(" ")[0] for event in outcome.happened)
-        found = found._replace(
-            num_seeds=found.num_seeds + 1,
-            num_requests=found.num_requests + outcome.num_requests,
-            num_failed_requests=found.num_failed_requests + outcome.num_failed,
-            virtual_s=found.virtual_s + outcome.virtual_s,
-        )
+    found, seeds = Found(0, 0, 0, 0.0, Counter(), []), config.numbers
+    call, again = partial(_whole, is_twice=False), partial(_whole, is_twice=bool(_own_code(plan)))
+    try:
+        with News(on_violations, on_try) as news:
+            calls = [
+                (again if seed == seeds[0] else call, (plan, seed, config.out, news.teller, interrupt.flag))
+                for seed in seeds
+            ]
+            for _, (outcome, failed) in in_parallel(calls, config.jobs, interrupt=interrupt, is_apart=True):
+                if failed is not None:
+                    news.hear()
+                    found.failed.append(failed)
+                    on_failure(failed)
+                found.happened.update(event.partition(" ")[0] for event in outcome.happened)
+                found = found._replace(
+                    num_seeds=found.num_seeds + 1,
+                    num_requests=found.num_requests + outcome.num_requests,
+                    num_failed_requests=found.num_failed_requests + outcome.num_failed,
+                    virtual_s=found.virtual_s + outcome.virtual_s,
+                )
+    except KilledError as error:
+        under_way = [str(seed) for seed, share in zip(seeds, interrupt.shares.each(), strict=False) if 0 < share < 1]
+        raise UserError(
+            f"the process that rehearsed seed {' or '.join(under_way)} ended{_own_code(plan)}; if memory ran out, use fewer "
+            "--jobs"
+        ) from error
     return found
 
 
-def _written(
-    plan: Plan, whole: Rehearsal, outcome: Outcome, out: Path, on_try: Callable[[Rehearsal, int], object]
-) -> Failed:
-    """Make a rehearsal that failed smaller, and write it."""
-    names = {violation.invariant for violation in outcome.violations}
+def _own_code(plan: Plan) -> str:
+    """Name the files of the user's that a rehearsal runs."""
+    deployment = plan.deployment
+    named = [deployment.router_mode, *(pool.router_mode or "" for pool in deployment.pools), deployment.planner.planner]
+    files = [file_of(base_and_additions(name)[0]) for name in named if is_own(base_and_additions(name)[0])]
+    files += [plan.own_engine.partition(":")[2]] * bool(plan.own_engine)
+    return f"; it ran {', '.join(dict.fromkeys(files))}" * bool(files)
 
-    def fails(smaller: Rehearsal) -> bool:
-        return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
 
-    smaller = shrunk(whole, fails, on_try)
-    file = out / f"seed-{whole.seed}.json"
+def _written(plan: Plan, rehearsal: Rehearsal, outcome: Outcome, out: Path, story: Story) -> Failed:
+    """Write a rehearsal that failed, and its picture."""
+    file = out / f"seed-{rehearsal.seed}.json"
     out.mkdir(parents=True, exist_ok=True)
+    kind, _, own = rehearsal.own_engine.partition(":")
+    engine = f"{kind}:{os.path.relpath(Path(own).expanduser(), out)}" if own else ""
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "violations": [str(violation) for violation in outcome.violations],
-        "deployment": as_plain(plan.deployment),
-        "rehearsal": msgspec.to_builtins(smaller),
+        "deployment": _renamed(as_plain(plan.deployment), lambda name: os.path.relpath(name, out)),
+        "rehearsal": msgspec.to_builtins(msgspec.structs.replace(rehearsal, own_engine=engine)),
     }
     replace_text(file, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
-    replay(plan.deployment, smaller, file)
-    return Failed(whole.seed, outcome.violations, file, picture_of(file), smaller)
+    write_picture(file, plan.deployment, outcome, story)
+    return Failed(rehearsal.seed, outcome.violations, file, picture_of(file), rehearsal)
 
 
 def read(file: Path) -> tuple[Deployment, Rehearsal]:
-    """Read a rehearsal that was written.
+    """Read a rehearsal that was written; the files of the user's that it names are relative to its folder.
 
     Raises:
-        UserError: it is something else.
+        UserError: it is something else, or a file that it names is not there.
     """
     try:
         content = msgspec.json.decode(file.read_bytes())
+        if not isinstance(content, dict) or "schema" not in content:
+            raise ValueError("expected an object with a schema, as `dynabench rehearse` writes it")
         if content["schema"] != SCHEMA:
             raise ValueError(f"its schema is {content['schema']!r}; expected {SCHEMA!r}")
-        return from_plain(content["deployment"]), msgspec.convert(content["rehearsal"], Rehearsal)
+        plain = _renamed(content["deployment"], lambda name: _found(name, file))
+        rehearsal = msgspec.convert(content["rehearsal"], Rehearsal)
+        kind, _, own = rehearsal.own_engine.partition(":")
+        if own:
+            rehearsal = msgspec.structs.replace(rehearsal, own_engine=f"{kind}:{_found(own, file)}")
+        return from_plain(plain), rehearsal
     except OSError as error:
         raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except (msgspec.DecodeError, msgspec.ValidationError, KeyError, TypeError, ValueError) as error:
+    except KeyError as error:
+        raise UserError(f"{file} is no rehearsal: it has no {error}") from error
+    except (msgspec.DecodeError, msgspec.ValidationError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"{file} is no rehearsal: {error}") from error
 
 
-def replay(deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None) -> Outcome:
+def _found(name: str, file: Path) -> str:
+    """Return a file of the user's that a rehearsal names, as it is from here.
+
+    Raises:
+        UserError: it is not there.
+    """
+    path = file.parent / file_of(name)
+    if not path.is_file():
+        raise UserError(f"{file} needs {file_of(name)}, and there is no {path}; put it there, or beside where it was")
+    return os.path.relpath(path) + name[len(file_of(name)) :]
+
+
+def _renamed(plain: Any, rename: Callable[[str], str]) -> Any:
+    """Rename the files of the user's in a plain deployment."""
+    match plain:
+        case dict():
+            return {name: _renamed(value, rename) for name, value in plain.items()}
+        case list() | tuple():
+            return [_renamed(value, rename) for value in plain]
+        case str():
+            base, _ = base_and_additions(plain)
+            return rename(base) + plain[len(base) :] if is_own(base) else plain
+    return plain
+
+
+def replay(
+    deployment: Deployment, rehearsal: Rehearsal, file: Path | None = None, story: Story | None = None
+) -> Outcome:
     """Carry a rehearsal out again, compare it with its answers without faults, and draw its picture beside its file."""
     texts: dict[int, str] = {}
     if rehearsal.faults:
         with unheard():
             texts = rehearse(deployment, msgspec.structs.replace(rehearsal, faults=[])).texts
-    story = Story()
+    story = story or Story()
     outcome = rehearse(deployment, rehearsal, texts, story)
     if file is not None:
         write_picture(file, deployment, outcome, story)

@@ -1,16 +1,16 @@
 """A rehearsal: one deployment, one workload, the faults of one seed, and what did not hold."""
 
 import asyncio
-import contextlib
 import hashlib
 import logging
 import random
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
 from dynabench.deployment.description import Deployment
+from dynabench.interrupt import InterruptError
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
 from dynabench.rehearsal.checks.invariants import Violation
@@ -20,19 +20,28 @@ from dynabench.rehearsal.checks.programs import limits_of
 from dynabench.rehearsal.checks.rest import at_rest, in_stores, of_programs, read_well
 from dynabench.rehearsal.checks.watch import Watch
 from dynabench.rehearsal.clients.client import Answer, Question, ask_all
+from dynabench.rehearsal.clients.limits import Limits, limits_with
 from dynabench.rehearsal.faults.draw import bursts
 from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.faults.happen import Happenings
 from dynabench.rehearsal.faults.weather import Weather
-from dynabench.rehearsal.stage.own import is_chat, without_threads
+from dynabench.rehearsal.stage.own import contained, is_chat
 from dynabench.rehearsal.stage.stage import UP_S, Stage
 from dynabench.rehearsal.stage.story import Story
 from dynabench.rehearsal.stage.supervisor import Supervisor
-from dynabench.rehearsal.virtual_time.errors import OutsideError, VirtualLoopError
-from dynabench.rehearsal.virtual_time.loop import run
+from dynabench.rehearsal.virtual_time.errors import OutsideError, StuckError, VirtualLoopError
+from dynabench.rehearsal.virtual_time.loop import run, unheard
 from foundation.errors import UserError
+from mocker.timing.choose import resolve
+from serving.kv_tiers.tier import TierError
+from serving.model.context import BYTES_CONTEXT
+from serving.model.errors import ModelError
 from serving.runtime.memory.network import Network
+from serving.runtime.ports import RuntimeUnavailableError
 from serving.runtime.world import SeededWorld, within
+from serving.worker.engine import EngineError
+
+Result = TypeVar("Result")
 
 BROKERED = 0.25
 """The share of seeds with which requests and events go over a server, as with NATS."""
@@ -67,8 +76,11 @@ class Outcome(msgspec.Struct, frozen=True):
     num_requests: int
     """The requests that were sent, those of overloads included."""
     num_failed: int
+    """Those of them that failed, although they were not too long."""
     happened: list[str]
     """The faults that happened, those whom a chase killed included, and the pools that a planner changed."""
+    is_stuck: bool = False
+    """Whether it was given up because code computed without end."""
 
 
 def rehearse(
@@ -91,19 +103,56 @@ def rehearse(
     of_uvicorn = logging.getLogger("uvicorn.error")
     of_uvicorn.addFilter(logged.note)
     longest_s = LONGEST_S + max((asked.at_s for asked in rehearsal.questions), default=0.0)
-    own = without_threads() if rehearsal.own_engine else contextlib.nullcontext()
+    whole = _whole(deployment, rehearsal, texts or {}, logged, story or Story())
     try:
-        with own:
-            return run(
-                _whole(deployment, rehearsal, texts or {}, logged, story or Story()), max_s=longest_s, is_strict=True
-            )
-    except OutsideError as error:
-        raise UserError(f"this cannot be rehearsed: {error}") from error
-    except VirtualLoopError as error:
-        return Outcome(rehearsal.seed, [Violation("bounded", str(error)[:2000])], "", longest_s, {}, 0, 0, [])
+        return _apart(whole, rehearsal.seed, longest_s)
+    except (VirtualLoopError, StuckError) as error:
+        found, is_stuck = [Violation("bounded", str(error)[:2000])], isinstance(error, StuckError)
+        return Outcome(rehearsal.seed, found, "", longest_s, {}, 0, 0, [], is_stuck=is_stuck)
     finally:
         root.removeHandler(logged)
         of_uvicorn.removeFilter(logged.note)
+
+
+def started(deployment: Deployment, own_engine: str = "") -> Limits:
+    """Start every program of a deployment once, without requests and faults; return how long requests may be.
+
+    Raises:
+        UserError: one does not start, or wants something that does not exist in virtual time.
+    """
+    with unheard():
+        context = _apart(_context(deployment, own_engine), 0, LONGEST_S)
+    simulated = [pool for pool in deployment.pools if pool.engine == "mocker" and not own_engine]
+    return limits_with(context, [resolve(pool.engine_config, pool.timing) for pool in simulated])
+
+
+async def _context(deployment: Deployment, own_engine: str) -> int:
+    """Start every program; return the shortest context of its models."""
+    stage = Stage(deployment, 0, Network(random.Random(0)), own_engine=own_engine)
+    stage.start(*stage.programs)
+    tasks = {actor.task: name for name, actor in stage.actors.items()}
+    ended, _ = await asyncio.wait(tasks, timeout=UP_S, return_when=asyncio.FIRST_EXCEPTION)
+    for task in tasks:
+        error = task.exception() if task in ended else None
+        if isinstance(error, (ValueError, EngineError, ModelError, TierError, RuntimeUnavailableError)):
+            raise UserError(f"{tasks[task]} does not start: {error}") from error
+        if error is not None:
+            raise UserError(f"{tasks[task]} does not start: {error!r}") from error
+    models = [actor.models for actor in stage.running(stage.frontends)]
+    return min((pool.card.context_length for each in models if each for pool in each.pools()), default=BYTES_CONTEXT)
+
+
+def _apart(main: Coroutine[Any, Any, Result], seed: int, longest_s: float) -> Result:
+    """Run a coroutine on virtual time, apart from threads, and from this machine's clocks and randomness.
+
+    Raises:
+        UserError: a program wants something that does not exist in virtual time.
+    """
+    try:
+        with contained(seed):
+            return run(main, max_s=longest_s, is_strict=True)
+    except OutsideError as error:
+        raise UserError(f"this cannot be rehearsed: {error}") from error
 
 
 async def _whole(
@@ -159,7 +208,7 @@ async def _whole(
         loop.time() - start_s,
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         len(answers),
-        sum(bool(answer.error) for answer in answers),
+        sum(bool(answer.error) and not answer.question.is_too_long for answer in answers),
         [*happened, *_changes(supervisor)],
     )
 
@@ -227,6 +276,10 @@ class _Logged(logging.Handler):
 
     def note(self, record: logging.LogRecord) -> bool:
         """Keep what uvicorn logs, which does not pass it on; return whether somebody wants to see it."""
+        if record.exc_info and isinstance(error := record.exc_info[1], InterruptError):
+            loop: Any = asyncio.get_running_loop()  # uvicorn catches it
+            loop.tear(error)
+            return False
         if record.levelno >= self.level:
             self.emit(record)
         return any(not isinstance(handler, _Logged) for handler in logging.getLogger().handlers)

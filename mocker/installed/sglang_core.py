@@ -8,7 +8,7 @@ from mocker.batch import NOBODY, Batch
 from mocker.installed.core import InstalledCore
 from mocker.installed.scheduler import InstalledScheduler
 from mocker.sequence import OVER, WAITING, Sequence
-from mocker.sglang.config import NUM_SPARE_INPUT_TOKENS, SglangConfig
+from mocker.sglang.config import SglangConfig
 from mocker.sglang.core import refuse_long_prompt
 from mocker.step_log import StepLog
 
@@ -21,7 +21,7 @@ class InstalledSglangCore(InstalledCore):
     ) -> None:
         """Start idle."""
         super().__init__(config, num_pages, scheduler, steps=steps)
-        self._max_input = config.max_request_tokens(num_pages * config.page_size) - NUM_SPARE_INPUT_TOKENS
+        self._max_input = config.max_input_tokens(num_pages * config.page_size)
         self._to_abort: list[Sequence] = []
 
     def _check(self, sequence: Sequence) -> None:

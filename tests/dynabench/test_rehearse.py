@@ -2,25 +2,28 @@
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.all_seeds import Plan, carry_out, lines, read, rehearse_all, replay
+from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, left_out, lines, read, rehearse_all, replay
+from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
-from dynabench.rehearsal.run import Rehearsal
+from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk, size
 from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, names_of
 from foundation.errors import UserError
+from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from serving.router.books import RankBooks
 from tests.support.commands import dynabench, in_process
-from workloads import Request, Workload
+from workloads import Request, Workload, WorkloadError
 
 
 @pytest.mark.parametrize(("text", "numbers"), [("3", range(3)), ("5..7", range(5, 7))])
@@ -79,8 +82,8 @@ def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch
     with Interrupt() as interrupt:
         rehearse_all(
             *(plan, settings, interrupt, lambda _: said.append("written")),
-            on_violations=lambda seed, found: said.append((seed, found[0].invariant)),
-            on_try=lambda _, number: said.append(number),
+            on_violations=lambda seed, found: said.append((seed, found.invariant)),
+            on_try=lambda seed, size, number: said.append(number),
         )
     assert said == [(0, "released"), 1, 2, "written"]
 
@@ -164,6 +167,10 @@ def test_a_file_that_is_no_rehearsal_is_refused(tmp_path):
     (tmp_path / "x.json").write_text('{"schema": "other"}')
     with pytest.raises(UserError, match=r"is no rehearsal: its schema is 'other'"):
         read(tmp_path / "x.json")
+    for text in ("null", "[]", '{"schema": "dynabench.rehearsal/1"}', "{"):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(UserError, match=r"x\.json is no rehearsal: (expected an object|it has no|Input data|JSON)"):
+            read(tmp_path / "x.json")
     with pytest.raises(UserError, match="cannot be read: No such file"):
         read(tmp_path / "y.json")
 
@@ -185,3 +192,96 @@ def test_the_command_says_what_happened(tmp_path):
     assert "2 seeds, 0 violations" in done.stderr
     refused = dynabench("rehearse", "--engine", "vllm", "--seeds", "1")
     assert refused.returncode == 2
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        Pool(mocker=EngineConfig(max_model_len=64)),
+        Pool(engine_type="sglang", sglang=SglangConfig(context_length=64)),
+        Pool(engine_type="trtllm", trtllm=TrtllmConfig(max_num_tokens=64)),
+    ],
+    ids=["vllm", "sglang", "trtllm"],
+)
+def test_generated_requests_fit_the_model(pool):
+    deployment = Deployment(pools=(replace(pool, replicas=2),))
+    _, outcome = carry_out(Plan(deployment, "none", 20, 12.0, limits=started(deployment)), 0)
+    assert (outcome.violations, outcome.num_failed) == ([], 0)
+
+
+def test_a_context_in_which_nothing_can_be_asked_is_refused():
+    done = dynabench("rehearse", "--max-model-len", "8", "--seeds", "1")
+    assert (done.returncode, done.stderr) == (
+        2,
+        "dynabench: prompts may have 7 tokens: too few to ask anything; expected 8 or more\n",
+    )
+
+
+def of_lengths(*lengths):
+    return Workload("w", 16, [Request(0.1 * n, *both, tuple(range(99))) for n, both in enumerate(lengths)])
+
+
+SHORT = Deployment(pools=(Pool(replicas=2, mocker=EngineConfig(max_model_len=64)),))
+
+
+def test_requests_of_a_workload_that_do_not_fit_are_refused_as_they_must_be():
+    plan = Plan(SHORT, "none", 9, 12.0, of_lengths((32, 4), (64, 4), (60, 40), (8, 80)), limits=started(SHORT))
+    assert [(asked.is_too_long, asked.max_tokens) for asked in plan.of(0).questions] == [
+        (False, 4),
+        (True, 4),
+        (False, 4),  # cut, as a server cuts it
+        (True, 80),
+    ]
+    check_workload(plan)
+    assert left_out(plan) == ["2 of 4 requests do not fit the context of 64 tokens; they must be refused (HTTP 400)"]
+    _, outcome = carry_out(plan, 0)
+    assert (outcome.violations, outcome.num_requests, outcome.num_failed) == ([], 4, 0)
+
+
+def test_a_request_that_is_answered_although_it_does_not_fit_is_a_violation():
+    asked = [Question(0, 0.0, [97] * 8, 4, is_too_long=True)]
+    [violation] = rehearse(DEPLOYMENT, Rehearsal(0, asked, [])).violations
+    assert str(violation) == "counted: question-0 was answered, and does not fit its model"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "mocker", "said"),
+    [
+        ((99, 4), EngineConfig(max_model_len=64), "w: no request fits the context of 64 tokens"),
+        (
+            (99, 4),
+            EngineConfig(num_gpu_blocks=6, block_size=16),
+            "request 0 has 99 prompt and 4 output tokens, more than",
+        ),
+    ],
+)
+def test_a_workload_that_simulate_refuses_is_refused(lengths, mocker, said):
+    deployment = Deployment(pools=(Pool(mocker=mocker),))
+    with pytest.raises(WorkloadError, match=said):
+        check_workload(Plan(deployment, "none", 9, 12.0, of_lengths(lengths), limits=started(deployment)))
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ("--num-speculative-tokens", "3"),
+            "worker-0 does not start: num_speculative_tokens is 3, with nothing about acceptance",
+        ),
+        (("--drafting-ms", "3"), "drafting_ms is 3, but num_speculative_tokens is 0"),
+        (("--max-tokens-per-mm-item", "300"), "images are not sent to workers that are served"),
+        (("--model-path", "/nowhere"), "worker-0 does not start: /nowhere does not exist"),
+    ],
+)
+def test_what_serve_refuses_is_refused_before_any_seed(words, said):
+    done = dynabench("rehearse", *words, "--seeds", "2")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("engine", ["echo_core", "echo_full"])
+def test_engines_that_echo_are_asked_what_they_take(engine):
+    deployment = Deployment(pools=(Pool(replicas=2, engine=engine),))
+    _, outcome = carry_out(Plan(deployment, "none", 5, 12.0, limits=started(deployment)), 0)
+    assert (outcome.violations, outcome.num_failed, len(outcome.texts)) == ([], 0, 5)

@@ -5,12 +5,14 @@ import sys
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.rehearsal.all_seeds import Plan, replay
+from dynabench.rehearsal.all_seeds import Plan, read, replay
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import Rehearsal, rehearse
 from dynabench.rehearsal.stage.own import check_own
+from dynabench.rehearsal.virtual_time import watch
 from foundation.errors import UserError
+from tests.support.commands import dynabench
 
 DEPLOYMENT = Deployment(router_mode="round-robin", pools=(Pool(replicas=2),))
 KILL = Fault("kill", 0.5, 1.0, "worker-1")
@@ -73,7 +75,10 @@ def test_an_engine_that_takes_chats_is_asked_in_chats(tmp_path):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("__import__('time').sleep(0.01)", r"worker-\d uses time.sleep, which takes real time"),
+        (
+            "__import__('time').sleep(0.01)",
+            r"worker-\d uses time.sleep \(engine.py:7\), which virtual time does not have",
+        ),
         ("__import__('threading').Thread(target=print).start()", r"worker-\d uses a thread"),
         ("await asyncio.open_unix_connection('x')", "the program calls create_unix_connection"),
     ],
@@ -93,3 +98,69 @@ def test_an_engine_that_takes_real_time_is_refused_though_its_request_would_only
 def test_what_is_no_engine_is_refused(engine, said):
     with pytest.raises(UserError, match=said):
         check_own(engine)
+
+
+MODE = """
+import os, random, threading, time
+from serving.router import Candidates, Policy
+
+class Mode(Policy):
+    def costs(self, candidates: Candidates) -> list[float]:
+        {line}
+"""
+
+
+def rehearsed_mode(tmp_path, line, *flags):
+    (tmp_path / "my_mode.py").write_text(MODE.format(line=line))
+    words = ("--router-mode", "my_mode.py", "--workers", "2", "--requests", "5", "--faults", "none", *flags)
+    return dynabench("rehearse", *words, "--seeds", "1", cwd=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("time.sleep(0.01)", "frontend uses time.sleep (my_mode.py:7)"),
+        ("threading.Thread(target=print).start()", "frontend uses a thread (my_mode.py:7)"),
+        ("os._exit(3)", "frontend uses os._exit (my_mode.py:7)"),
+        ("os.kill(os.getpid(), 9)", "the process that rehearsed seed 0 ended; it ran my_mode.py"),
+        (
+            "return [float(os.urandom(1)[0]) for _ in candidates.num_requests]",
+            "seed 0 gave two different runs; it ran my_mode.py",
+        ),
+    ],
+)
+def test_a_mode_that_cannot_be_rehearsed_is_refused_in_one_line(tmp_path, line, said):
+    done = rehearsed_mode(tmp_path, line)
+    assert (done.returncode, len(done.stderr.splitlines()[-1:])) == (2, 1)
+    assert said in done.stderr.splitlines()[-1]
+
+
+def test_a_mode_may_use_random_numbers_and_clocks(tmp_path):
+    line = "return [random.random() + time.perf_counter() % 1 for _ in candidates.num_requests]"
+    done = rehearsed_mode(tmp_path, line)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("line", ["raise ValueError('x')", "raise SystemExit(3)", "raise KeyboardInterrupt"])
+def test_a_mode_that_always_raises_is_a_violation_with_one_request_that_is_replayed_anywhere(tmp_path, line):
+    done = rehearsed_mode(tmp_path, line)
+    assert done.returncode == 1
+    deployment, rehearsal = read(tmp_path / "rehearsal/seed-0.json")
+    assert len(rehearsal.questions) == 1
+    text = (tmp_path / "rehearsal/seed-0.json").read_text()
+    assert "../my_mode.py" in text
+    assert str(tmp_path) not in text
+    assert replay(deployment, rehearsal).violations
+    (tmp_path / "my_mode.py").unlink()
+    with pytest.raises(UserError, match=r"seed-0\.json needs \.\./my_mode\.py, and there is no"):
+        read(tmp_path / "rehearsal/seed-0.json")
+
+
+def test_a_mode_that_never_returns_ends_its_seed(tmp_path, monkeypatch):
+    monkeypatch.setattr(watch, "LOOKS_S", 0.1)
+    monkeypatch.setattr(watch, "STUCK_S", 0.5)
+    (tmp_path / "my_mode.py").write_text(MODE.format(line="while True: pass"))
+    deployment = Deployment(router_mode=str(tmp_path / "my_mode.py"))
+    outcome = rehearse(deployment, Rehearsal(0, [Question(0, 0.0, [97] * 8, 4)], []))
+    assert outcome.is_stuck
+    assert "my_mode.py:7 (Mode.costs)" in str(outcome.violations[0])

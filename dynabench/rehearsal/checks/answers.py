@@ -24,7 +24,9 @@ def of_answers(answers: Sequence[Answer], texts: Mapping[int, str], met: Met) ->
             yield Violation("ends-once", f"{asked.id} ended {answer.num_ends} times")
         if (took := answer.ended_s - answer.asked_s) > (bound_s := met.bound_s(answer)):
             yield Violation("bounded", f"{asked.id} took {took:.3f} s, more than {bound_s:.3f} s")
-        if answer.is_right and answer.num_tokens != asked.max_tokens:
+        if answer.is_right and asked.is_too_long:
+            yield Violation("counted", f"{asked.id} was answered, and does not fit its model")
+        elif answer.is_right and answer.num_tokens != asked.max_tokens:
             yield Violation("counted", f"{asked.id} has {answer.num_tokens} tokens of {asked.max_tokens}")
         if answer.is_right and answer.usage != (wanted := (len(asked.prompt), asked.max_tokens)):
             yield Violation("counted", f"{asked.id}: the usage has {answer.usage} tokens, not {wanted}")
@@ -46,6 +48,8 @@ def of_failures(answers: Sequence[Answer], met: Met, limits: Mapping[str, int]) 
         if not answer.error or answer.has_left:
             continue
         asked = answer.question
+        if asked.is_too_long and answer.status == 400:
+            continue
         if NO_ROOM in answer.error and met.during(answer, LOSSES | {"overload"}):
             continue
         if answer.status == 429:

@@ -35,6 +35,8 @@ class Question(msgspec.Struct, frozen=True):
     """The model that is asked for."""
     is_chat: bool = False
     """Whether the prompt is the text of a message, one character for each token."""
+    is_too_long: bool = False
+    """Whether it does not fit the model, which must refuse it (HTTP 400)."""
 
     @property
     def id(self) -> str:

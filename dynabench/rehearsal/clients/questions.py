@@ -5,6 +5,8 @@ import random
 from msgspec import structs
 
 from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.clients.limits import NO_LIMITS, Limits
+from foundation.errors import UserError
 from workloads import Workload
 from workloads.tokens import prompt_tokens
 
@@ -12,21 +14,39 @@ LEAVES = 0.05
 """The share of clients that hang up in the middle of their answer, and of those that read slowly."""
 LONGEST = 600
 """The most tokens of a prompt that others continue, as a turn of a conversation continues the last."""
+LEAST = 8
+"""The fewest tokens of which a prompt can be made."""
 READS_NOTHING_S = 2.0
 """How long a slow reader reads nothing, at most (s)."""
 
 
-def generated(seed: int, count: int, rate: float, model: str = "mock") -> list[Question]:
-    """Draw requests: many begin as others do, lengths differ, a few clients leave or read slowly."""
+def generated(seed: int, count: int, rate: float, model: str = "mock", limits: Limits = NO_LIMITS) -> list[Question]:
+    """Draw requests that a model takes: many begin as others do, lengths differ, a few clients leave or read slowly.
+
+    Raises:
+        UserError: it takes hardly any.
+    """
+    if (most := limits.most) is not None and most < LEAST:
+        raise UserError(f"prompts may have {most} tokens: too few to ask anything; expected {LEAST} or more")
     rng = random.Random(f"requests {seed}")
     at_s, found = 0.0, list[Question]()
     for number in range(count):
         at_s += rng.expovariate(rate)
         prefix = _prefix(rng, found)
         own = [rng.randrange(97, 123) for _ in range(rng.choice((8, 40, 150)))]
-        asked = Question(number, at_s, prefix + own, rng.choice((1, 5, 20, 60)), model=model)
-        found.append(_manners(rng, asked))
+        max_tokens = rng.choice((1, 5, 20, 60))
+        prompt, max_tokens = _fitted(prefix + own, max_tokens, limits)
+        found.append(_manners(rng, Question(number, at_s, prompt, max_tokens, model=model)))
     return found
+
+
+def _fitted(prompt: list[int], max_tokens: int, limits: Limits) -> tuple[list[int], int]:
+    """Cut a prompt, then its answer, to what a model takes."""
+    prompt = prompt[: limits.most]
+    if limits.room is None:
+        return prompt, max_tokens
+    prompt = prompt[: max(limits.room - max_tokens, LEAST)]
+    return prompt, min(max_tokens, limits.room - len(prompt))
 
 
 def _prefix(rng: random.Random, before: list[Question]) -> list[int]:
@@ -38,8 +58,12 @@ def _prefix(rng: random.Random, before: list[Question]) -> list[int]:
     return prompt if len(prompt) <= LONGEST else []
 
 
-def taken(workload: Workload, seed: int, count: int, model: str = "mock") -> list[Question]:
-    """Take requests of a workload, from a place that the seed decides, at the workload's times."""
+def taken(workload: Workload, seed: int, count: int, model: str = "mock", limits: Limits = NO_LIMITS) -> list[Question]:
+    """Take requests of a workload, from a place that the seed decides, at the workload's times.
+
+    One that does not fit is sent, and must be refused; an answer for which there is too little room is asked for as
+    short as a server would cut it.
+    """
     rng = random.Random(f"requests {seed}")
     first = rng.randrange(max(len(workload) - count, 0) + 1)
     requests = list(workload.requests[first : first + count])
@@ -47,7 +71,11 @@ def taken(workload: Workload, seed: int, count: int, model: str = "mock") -> lis
     found = []
     for number, request in enumerate(requests):
         prompt = prompt_tokens(request, workload.block_size, salt="").tolist()
-        asked = Question(number, request.arrival_s - start_s, prompt, request.output_length, model=model)
+        max_tokens = request.output_length
+        is_too_long = limits.longest.refusal(len(prompt), max_tokens) is not None
+        if limits.room is not None and not is_too_long:
+            max_tokens = min(max_tokens, limits.room - len(prompt))
+        asked = Question(number, request.arrival_s - start_s, prompt, max_tokens, model=model, is_too_long=is_too_long)
         found.append(_manners(rng, asked))
     return found
 

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import inspect
+import os
+import random
 import sys
 import threading
 import time
@@ -14,6 +17,7 @@ from dynabench.deployment.description import Deployment
 from foundation.errors import UserError
 from serving.engines.own import OwnEngine
 from serving.runtime.memory.node import NODE
+from serving.runtime.world import world
 from serving.worker.config import ModelRunConfig, WorkerConfig
 
 KINDS = ("pystr", "pytok")
@@ -56,17 +60,47 @@ def own_engine(engine: str, worker: WorkerConfig) -> OwnEngine:
 
 
 @contextlib.contextmanager
-def without_threads() -> Iterator[None]:
-    """Refuse real time and threads to what runs at a node, and restore what the file of an engine changes."""
+def contained(seed: int) -> Iterator[None]:
+    """Give what runs at a node its own clocks and random numbers from a seed, and refuse real time, threads and exits.
+
+    What an engine's file changes is restored at the end.
+    """
+    before = random.getstate()
+    random.seed(f"own code {seed}")
+    clocks: Any = {
+        name: _clock(getattr(time, name), per_s, is_wall=name.startswith("time"))
+        for name, per_s in (
+            ("time", 1),
+            ("monotonic", 1),
+            ("perf_counter", 1),
+            ("time_ns", 10**9),
+            ("monotonic_ns", 10**9),
+        )
+    }
     with (
         patch.object(sys, "argv", sys.argv),
         patch.object(sys, "path", list(sys.path)),
-        patch.object(time, "sleep", _refused("time.sleep", time.sleep, "await asyncio.sleep")),
+        patch.object(os, "_exit", _refused("os._exit", os._exit, "an exception")),
         patch.object(
             threading.Thread, "start", _refused("a thread", threading.Thread.start, "tasks of the event loop")
         ),
+        patch.object(time, "sleep", _refused("time.sleep", time.sleep, "await asyncio.sleep")),
+        patch.multiple(time, **clocks),
     ):
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(before)
+
+
+def _clock(usual: Callable[[], Any], per_s: int, *, is_wall: bool) -> Callable[[], Any]:
+    def read() -> Any:
+        if NODE.get() is None or not (node := world()).is_virtual:
+            return usual()
+        now_s = node.wall_s() if is_wall else node.now()
+        return now_s if per_s == 1 else round(now_s * per_s)
+
+    return read
 
 
 def _refused(what: str, usual: Callable[..., Any], instead: str) -> Callable[..., Any]:
@@ -74,6 +108,8 @@ def _refused(what: str, usual: Callable[..., Any], instead: str) -> Callable[...
         if (node := NODE.get()) is None:
             return usual(*arguments, **options)
         loop: Any = asyncio.get_running_loop()
-        raise loop.refuse(f"{node.name} uses {what}, which takes real time; expected {instead}")
+        caller = inspect.stack(0)[1].frame
+        where = f" ({Path(caller.f_code.co_filename).name}:{caller.f_lineno})"
+        raise loop.refuse(f"{node.name} uses {what}{where}, which virtual time does not have; expected {instead}")
 
     return call

@@ -19,3 +19,7 @@ class TooLongError(VirtualLoopError):
 
 class LivelockError(VirtualLoopError):
     """Callbacks run without end at one instant."""
+
+
+class StuckError(KeyboardInterrupt):
+    """Code of one callback runs without end; a KeyboardInterrupt, because only these leave an event loop."""

@@ -29,11 +29,13 @@ from dynabench.rehearsal.virtual_time.errors import (
     DeadlockError,
     LivelockError,
     OutsideError,
+    StuckError,
     TooLongError,
     VirtualLoopError,
 )
 from dynabench.rehearsal.virtual_time.places import described, place_of
 from dynabench.rehearsal.virtual_time.tcp import create_connection, create_server
+from dynabench.rehearsal.virtual_time.watch import watched
 from serving.runtime.memory.node import NODE, Node
 
 COLLECT_EVERY = 200_000
@@ -82,6 +84,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._max_at_once = max_at_once
         self._is_strict = is_strict
         self._refused: OutsideError | None = None
+        self._torn: BaseException | None = None
         self._num_at_once = 0
         self._num_run = 0
         self._last: deque[asyncio.Handle] = deque()
@@ -192,12 +195,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         for node in dict.fromkeys(self._tasks.values()):
             if node is not None:
                 node.is_dead = True
-        self._num_at_once, self._refused = 0, None
+        self._num_at_once, self._refused, self._torn = 0, None, None
         tasks = [task for task, node in self._tasks.items() if node is None and not task.done()]
         for task in tasks:
             task.cancel()
         if tasks:
-            with contextlib.suppress(VirtualLoopError):
+            with contextlib.suppress(VirtualLoopError, StuckError):
                 self.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def _refusal(self, name: str) -> Callable[..., Never]:
@@ -213,6 +216,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Return an error to raise for what is not in virtual time; a strict simulation ends with it."""
         self._refused = OutsideError(message)
         return self._refused
+
+    def tear(self, error: BaseException) -> BaseException:
+        """Return an error to raise in what runs now; it ends the simulation after this callback, whoever catches it."""
+        self._torn = error
+        return error
 
     def _run_once(self) -> None:
         """Run what is ready, after a jump to the next timer if nothing is."""
@@ -255,6 +263,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if self._num_run % COLLECT_EVERY == 0:
             gc.collect()
         handle._run()
+        if self._torn is not None:  # the callback has caught it
+            torn, self._torn = self._torn, None
+            raise torn
 
     def _jump(self) -> None:
         """Let time pass until the next timer."""
@@ -335,6 +346,7 @@ def run(
 
     Raises:
         VirtualLoopError: everything waits for good, spins, takes too long, or wants something from outside.
+        StuckError: a callback computes without end.
     """
     loop = VirtualLoop(max_s=max_s, max_at_once=max_at_once, is_strict=is_strict)
     was_collecting = gc.isenabled()
@@ -342,7 +354,8 @@ def run(
     gc.disable()
     gc.freeze()
     try:
-        return loop.run_until_complete(main)
+        with watched(loop.time, loop.tear):
+            return loop.run_until_complete(main)
     finally:
         try:
             loop.cancel_all()
