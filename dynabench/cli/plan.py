@@ -104,7 +104,8 @@ def plan(
         found = of_plan(answer, gates)
         print_plan(answer, console)
         print_results(found, console)
-        output.document(out, msgspec.to_builtins(answer) | gates_as_json(found))
+        plain = msgspec.json.decode(msgspec.json.encode(answer))  # infinite values are null, as in plan.json
+        output.document(out, plain | gates_as_json(found))
 
     with plain_errors():
         gates = gate_config.gates()
