@@ -596,7 +596,7 @@ def test_an_engine_of_ones_own_is_rehearsed(tmp_path):
     found = db.rehearse(db.Deployment(engine=letters, workers=2), seeds=1, faults="harsh", out=tmp_path / "r")
     assert found.violations.empty
     assert found.verdict == "1 seed, 0 violations"
-    assert found.happened["restart"] == 1
+    assert found.happened["reset"] == 2
     assert not (tmp_path / "r").exists()
 
 
