@@ -20,8 +20,8 @@ FLAG = re.compile(
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 OF_COMMANDS = ("deployment", "url", "workload", "out", "find", "vary")
 """Arguments that are no setting of their own, or have another type there."""
-RENAMED = {"trace_block_size": "block_size"}
-"""Options of commands that `Workload.read` and `Workload.from_frame` have by another name."""
+RENAMED = {"trace_block_size": "block_size", "to": "format"}
+"""Options of commands that `Workload` has by another name."""
 
 
 @contextlib.contextmanager
