@@ -258,9 +258,10 @@ def _entries_of(name: str, its: object) -> dict[str, Any]:
         ValueError: they are no mapping.
     """
     if not isinstance(its, Mapping | None) or (its is None and name == "pools"):
-        example = "{'a': {'replicas': 2}}" if name == "pools" else "{'replicas': 2}"
-        hint = f", such as {example}" if name.startswith("pools") else ""
-        raise ValueError(f"{name} is {its!r}; expected its entries by name{hint}")
+        wanted = "pools by name, such as {'a': {'replicas': 2}}" if name == "pools" else "its settings, by name"
+        if name.startswith("pools."):
+            wanted = "its settings, such as {'replicas': 2}"
+        raise ValueError(f"{name} is {its!r}; expected {wanted}")
     return dict(its or {})
 
 

@@ -67,12 +67,12 @@ def test_a_pool_keeps_its_own_setting_beside_one_for_all():
         ({"workers": 3, "replicas": 2}, "replicas is 2 and 3, as workers or replicas; leave one out"),
         ({"planner": {"planner": "hpa", "max_replicas": 4}, "max_replicas": 5}, "max_replicas is 5 and 4, in planner"),
         ({"latency_ms": 1.0, "transfer_latency_ms": 2.0}, "transfer_latency_ms is 2.0 and 1.0, in transfer"),
-        ({"pools": [{"replicas": 2}]}, "pools is .*expected its entries by name"),
-        ({"pools": None}, "pools is None; expected its entries by name"),
-        ({"pools": (1,)}, r"pools is \(1,\); expected its entries by name"),
-        ({"pools": ()}, r"pools is \(\); expected its entries by name"),
-        ({"pools": {"a": 3}}, "pools.a is 3; expected its entries by name"),
-        ({"router": ["x"], "kv_overlap_score_weight": 2.0}, "router is .*; expected its entries by name"),
+        ({"pools": [{"replicas": 2}]}, "pools is .*expected pools by name"),
+        ({"pools": None}, "pools is None; expected pools by name"),
+        ({"pools": (1,)}, r"pools is \(1,\); expected pools by name"),
+        ({"pools": ()}, r"pools is \(\); expected pools by name"),
+        ({"pools": {"a": 3}}, "pools.a is 3; expected its settings, such as"),
+        ({"router": ["x"], "kv_overlap_score_weight": 2.0}, "router is .*; expected its settings, by name"),
     ],
 )
 def test_what_a_deployment_would_drop_or_cannot_read_is_refused(given, message):
