@@ -23,7 +23,9 @@ def checked(call: Callable[P, T]) -> Callable[P, T]:
     signature = inspect.signature(call)
 
     @functools.wraps(call)
-    def checked_call(*given: P.args, **named: P.kwargs) -> T:
+    def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:
+        given: Any = tuple(map(plain, args))
+        named: Any = {name: plain(value) for name, value in kwargs.items()}
         for name, value in signature.bind(*given, **named).arguments.items():
             hint = _plain_hints(call).get(name)
             try:
@@ -33,6 +35,11 @@ def checked(call: Callable[P, T]) -> Callable[P, T]:
         return call(*given, **named)
 
     return checked_call
+
+
+def plain(value: Any) -> Any:
+    """Return a number of numpy as Python's own; anything else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import yaml
 
-from dynabench.api.arguments import path_of
+from dynabench.api.arguments import path_of, plain
 from dynabench.api.own import named, placed
 from dynabench.api.wording import plain_errors
 from dynabench.deployment import description
@@ -80,7 +80,9 @@ class Deployment(description.Deployment):
             self._note(_changed(self))
             return
         shared = {"model": model, "gpu": gpu, "workers": workers}
-        given = {name: value for name, value in shared.items() if value is not None} | settings
+        given = {
+            name: plain(value) for name, value in (shared | settings).items() if value is not None or name in settings
+        }
         with plain_errors():
             contents = _as_file({"router_mode": router_mode} | given)
             sized = {name for name, its in contents["pools"].items() if "tensor_parallel_size" in its}

@@ -169,6 +169,12 @@ def test_a_plan_keeps_what_the_deployment_names(tmp_path):
         db.plan(trace, fleet, slo="ttft.p90 <= 2s", tensor_parallel_size=[1, 2], out=tmp_path / "x")
 
 
+def test_numbers_of_numpy_are_as_good_as_pythons(trace):
+    assert db.Deployment(workers=np.int64(3)) == db.Deployment(workers=3)
+    found = db.simulate(trace, repeats=np.int64(1), seed=np.int32(7), rate_scale=np.float64(2), jobs=1)
+    assert found.verdict == db.simulate(trace, seed=7, rate_scale=2.0, jobs=1).verdict
+
+
 def test_a_plan_chooses_the_size_that_only_dynabench_gave():
     assert not db.Deployment(**LLAMA).chooses("tensor_parallel_size")
     assert db.Deployment(**LLAMA, tensor_parallel_size=1).chooses("tensor_parallel_size")
