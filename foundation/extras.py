@@ -9,9 +9,9 @@ INDEXES = {"trtllm": "https://pypi.nvidia.com"}
 """By extra: where its packages come from. PyPI has only a stub of TensorRT-LLM, which fails without NVIDIA's index."""
 
 
-def needed(package: str, what: str) -> str:
-    """Say that something needs a package that is not installed."""
-    return f"{what} needs the Python package {package}, which is not installed: pip install {package}"
+def needed(package: str, what: str, extra: str) -> str:
+    """Say that something needs a package of an extra, which is not installed."""
+    return f"{what} needs the Python package {package}, which is not installed; it is in the extra {extra}: {install(extra)}"
 
 
 def install(extra: str) -> str:

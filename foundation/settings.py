@@ -68,16 +68,23 @@ class CheckedSettings:
 
 
 def settings_of(kind: type[T], given: Mapping[str, Any]) -> T:
-    """Make settings of what a user of Python gives by name; a list is as good as a tuple.
+    """Make settings of what a user of Python gives by name; a list is as good as a tuple, and so is one value.
 
     Raises:
         ValueError: there is no such setting, or its value is invalid.
     """
-    names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
+    hints, names = _hints(typing.cast(Any, kind)), [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in names:
             raise ValueError(f"{name} is unknown; {instead_of(name, names)}")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    return kind(**{name: _as_tuple(value, hints.get(name)) for name, value in given.items()})
+
+
+def _as_tuple(value: Any, hint: Any) -> Any:
+    """Return a list, or the one value of a setting that has several, as a tuple."""
+    if isinstance(value, list):
+        return tuple(value)
+    return (value,) if typing.get_origin(hint) is tuple and not isinstance(value, tuple) else value
 
 
 def changed(settings: Any) -> dict[str, Any]:
@@ -113,6 +120,8 @@ def _words(hint: Any, value: Any) -> str:
     if typing.get_origin(hint) is Literal:
         choices = [str(choice) for choice in typing.get_args(hint)]
         return f"one of {', '.join(choices)}" if len(choices) > 1 else choices[0]
+    if typing.get_origin(hint) is tuple:
+        return f"a list; of each, {expected(typing.get_args(hint)[0])}"
     if typing.get_origin(hint) is Annotated:
         kind, *notes = typing.get_args(hint)
         ranges = [_range(note) for note in notes if isinstance(note, Meta)]

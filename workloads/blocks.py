@@ -38,6 +38,13 @@ class BlockNamer:
     """Gives small, chained numbers to blocks: an id identifies its block and all blocks before it."""
 
     def __init__(self, block_size: int) -> None:
+        """Start with no blocks.
+
+        Raises:
+            WorkloadError: blocks would have no tokens.
+        """
+        if block_size < 1:
+            raise WorkloadError(f"block_size is {block_size}; expected at least 1 token")
         self.block_size = block_size
         self._ids: dict[bytes, int] = {}
         self._scopes: dict[str, dict[int, int]] = {}

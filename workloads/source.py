@@ -16,6 +16,7 @@ from typing import IO, Any, cast
 
 import msgspec
 
+from foundation.text import one_line
 from workloads.blocks import BlockNamer, Encode, estimate_tokens
 from workloads.request import WorkloadError
 from workloads.row import Row, short
@@ -140,12 +141,18 @@ class FrameSource(Source):
         """
         import pyarrow as pa
 
+        if not any(
+            hasattr(self._frame, name) for name in ("columns", "__arrow_c_stream__", "__arrow_c_array__", "keys")
+        ):
+            raise WorkloadError(f"expected a data frame of pandas, polars or Arrow, not {short(self._frame)}")
         try:
             table = pa.table(self._frame)
         except (TypeError, ValueError, pa.ArrowException) as error:
             raise WorkloadError(
-                f"expected a data frame of pandas, polars or Arrow, not {short(self._frame)}"
+                f"the frame cannot become a table of Arrow ({one_line(': '.join(map(str, error.args)))})"
             ) from error
+        if twice := next((name for name, count in Counter(table.column_names).items() if count > 1), None):
+            raise WorkloadError(f"the frame has two columns {twice!r}; give one another name")
         number = 0
         for batch in table.to_batches():
             for values in batch.to_pylist():

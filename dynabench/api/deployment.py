@@ -8,6 +8,7 @@ from typing import Any, Self
 
 import yaml
 
+from dynabench.api.arguments import path_of, plain
 from dynabench.api.own import named, placed
 from dynabench.api.wording import plain_errors
 from dynabench.deployment import description
@@ -15,18 +16,22 @@ from dynabench.deployment.description import Pool
 from dynabench.deployment.file import (
     COMMON,
     as_changed,
+    as_plain,
     check_simulated,
     from_plain,
     parse_deployment,
+    plain_pool,
     read_deployment,
+    refuse_idle,
 )
-from dynabench.deployment.flags import DEFAULT_WORKERS
+from dynabench.deployment.flags import DEFAULT_WORKERS, PoolConfig, RoleConfig, refuse_counts
 from dynabench.deployment.paths import hints, own, sections, settings_of_pool
 from foundation.errors import UserError
 from foundation.text import instead_of
 from mocker.timing.choose import resolve
+from serving.model.card import Role
 
-ROLES = ("prefill", "decode")
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 SIZES = (1, 2, 4, 8)
 """GPUs that a worker may need for its model, in the order in which they are tried."""
 
@@ -41,7 +46,7 @@ class Deployment(description.Deployment):
     Deployments are values: they are equal if all settings are, and `dataclasses.replace` changes one.
     """
 
-    __slots__ = ()
+    __slots__ = ("_chosen",)
 
     def __init__(
         self,
@@ -61,24 +66,30 @@ class Deployment(description.Deployment):
             router_mode: how requests are spread: a name from `dynabench modes`, or a mode of your own.
             settings: any other entry of the YAML file (`pools={...}`, `router={...}`, `planner={...}`), or a setting
                 of these by its own name: `num_gpu_blocks=4000`, `kv_overlap_score_weight=2.0`, `prefill_workers=2`,
-                `prefill_gpu="h100"`. Without `tensor_parallel_size`, a worker has as many GPUs as its model needs for
-                one sequence as long as its context, which vLLM asks for.
+                `prefill_gpu="h100"`. Those of workers are for all pools, or all of a role, that do not set it themselves.
+                Without `tensor_parallel_size`, a worker has as many GPUs as its model needs for one sequence as long as
+                its context, which vLLM asks for.
 
         Raises:
-            UserError: there is no such setting, a value is invalid, or the model does not fit the GPU.
+            UserError: there is no such setting, a value is invalid, a setting has no effect or contradicts another, or the
+                model does not fit the GPU.
         """
-        if isinstance(settings.get("pools"), tuple):  # all fields, from `dataclasses.replace`
+        if _is_whole(settings.get("pools")):  # all fields, from `dataclasses.replace`
             with plain_errors():
                 description.Deployment.__init__(self, router_mode=named(router_mode, "router_mode"), **settings)
+            self._note(_changed(self))
             return
         shared = {"model": model, "gpu": gpu, "workers": workers}
-        given = {name: value for name, value in shared.items() if value is not None} | settings
+        given = {
+            name: plain(value) for name, value in (shared | settings).items() if value is not None or name in settings
+        }
         with plain_errors():
             contents = _as_file({"router_mode": router_mode} | given)
             sized = {name for name, its in contents["pools"].items() if "tensor_parallel_size" in its}
             made = _fitting(from_plain(contents, is_measured=True), sized)
+            refuse_idle(made)
             check_simulated(made)
-        self._take(made)
+        self._take(made, chosen={name for its in contents["pools"].values() for name in its})
 
     @classmethod
     @plain_errors()
@@ -91,14 +102,14 @@ class Deployment(description.Deployment):
         if isinstance(source, str) and "\n" in source:
             made = parse_deployment(source.encode(), "the YAML", is_measured=True)
         else:
-            made = read_deployment(Path(source), is_measured=True)
+            made = read_deployment(path_of("source", source), is_measured=True)
         return cls.of(made)
 
     @classmethod
     def of(cls, made: description.Deployment) -> Self:
         """Return a deployment that something else made, such as `simulate -f`."""
         self = cls.__new__(cls)
-        self._take(made)
+        self._take(made, chosen=_changed(made))
         return self
 
     @plain_errors()
@@ -106,8 +117,11 @@ class Deployment(description.Deployment):
         """Return it as YAML, with what differs from the defaults and without passwords; write it to a file, too, if one is named."""
         text = yaml.safe_dump(as_changed(self), sort_keys=False)
         if path is not None:
-            Path(path).write_text(text)
+            path_of("path", path).write_text(text)
         return text
+
+    def __hash__(self) -> int:
+        return hash(_hashable(as_plain(self)))
 
     def __repr__(self) -> str:
         return f"Deployment({', '.join(f'{name}={value!r}' for name, value in self._entries().items())})"
@@ -124,9 +138,38 @@ class Deployment(description.Deployment):
             if name in ("pools", "router_mode") or value != usual.get(name)
         }
 
-    def _take(self, made: description.Deployment) -> None:
+    def chooses(self, name: str) -> bool:
+        """Return whether this setting of a pool was chosen by the user, not left to its default."""
+        return name in getattr(self, "_chosen", _changed(self))  # a copy or a pickle has fields alone
+
+    def _take(self, made: description.Deployment, *, chosen: Collection[str]) -> None:
         for part in fields(description.Deployment):
             object.__setattr__(self, part.name, getattr(made, part.name))
+        self._note(chosen)
+
+    def _note(self, chosen: Collection[str]) -> None:
+        object.__setattr__(self, "_chosen", frozenset(chosen))
+
+
+def _is_whole(pools: object) -> bool:
+    return isinstance(pools, tuple) and len(pools) > 0 and all(isinstance(pool, Pool) for pool in pools)
+
+
+def _changed(made: description.Deployment) -> frozenset[str]:
+    """Return the settings of pools that are not at their defaults."""
+    blank = {pool.engine: plain_pool(Pool(engine=pool.engine)) for pool in made.pools}
+    settings = [(name, value, blank[pool.engine]) for pool in made.pools for name, value in plain_pool(pool).items()]
+    return frozenset(name for name, value, usual in settings if value != usual[name])
+
+
+def _hashable(value: Any) -> Any:
+    """Return plain data as a value that has a hash."""
+    match value:
+        case dict():
+            return frozenset((name, _hashable(its)) for name, its in value.items())
+        case list() | tuple():
+            return tuple(map(_hashable, value))
+    return value
 
 
 def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,40 +182,89 @@ def _as_file(given: Mapping[str, Any]) -> dict[str, Any]:
     entries = {"name", "pools", *COMMON, *own(description.Deployment), *parts}
     top = {name: value for name, value in given.items() if name in entries}
     short = {name: value for name, value in given.items() if name not in entries}
-    pools: dict[str, Any] = {}
-    of_roles: dict[str, dict[str, Any]] = {role: {} for role in ROLES}
+    of_all: dict[str, Any] = {}
+    of_roles: dict[Role, dict[str, Any]] = {role: {} for role in ROLES}
     engine = given.get("engine", Pool().engine)
     for name, value in short.items():
         section, setting = _in_section(name, parts)
         role, _, rest = name.partition("_")
         if section:
-            top[section] = {**(top.get(section) or {}), setting: value}
+            top[section] = _with(_entries_of(section, top.get(section)), setting, value, name, f"in {section}")
         elif name in ("workers", *settings_of_pool(engine)):
-            pools["replicas" if name == "workers" else name] = value
-        elif role in ROLES and rest:
-            of_roles[role]["replicas" if rest == "workers" else rest] = value
+            _with(of_all, "replicas" if name == "workers" else name, value, name, "as workers or replicas")
+        elif role in of_roles and rest:
+            setting = "replicas" if rest == "workers" else rest
+            _with(of_roles[role], setting, value, name, f"as {role}_workers or {role}_replicas")
         else:
             of_parts = {each for kind in parts.values() for each in hints(kind)}
             known = sorted({*entries, "workers", *settings_of_pool(engine), *of_parts})
             raise ValueError(f"{name} is unknown; {instead_of(name, known)}")
+    return top | {"pools": _pools(top, of_all, of_roles)}
+
+
+def _with(held: dict[str, Any], setting: str, value: Any, name: str, where: str) -> dict[str, Any]:
+    """Set a setting where it may be set already, to the same.
+
+    Raises:
+        ValueError: it has another value.
+    """
+    if setting in held and held[setting] != value:
+        raise ValueError(f"{name} is {value!r} and {held[setting]!r}, {where}; leave one out")
+    held[setting] = value
+    return held
+
+
+def _pools(
+    top: Mapping[str, Any], of_all: Mapping[str, Any], of_roles: Mapping[Role, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the pools with the settings that were given for all of them, or for those of a role.
+
+    Raises:
+        ValueError: such a setting has no effect, or contradicts another.
+    """
     if "pools" in top:
-        own_pools = {name: {**pools, **_settings_in(name, its)} for name, its in top["pools"].items()}
+        pools = {name: _entries_of(f"pools.{name}", its) for name, its in _entries_of("pools", top["pools"]).items()}
     elif any(of_roles.values()):
-        own_pools = {role: {"role": role, **pools, **its} for role, its in of_roles.items()}
+        workers = {role: RoleConfig(workers=its.get("replicas")) for role, its in of_roles.items()}
+        refuse_counts(PoolConfig(workers=of_all.get("replicas"), prefill=workers["prefill"], decode=workers["decode"]))
+        pools = {role: {"role": role} for role in of_roles}
     else:
-        own_pools = {Pool().name: {"replicas": DEFAULT_WORKERS, **pools}}
-    return top | {"pools": own_pools}
+        return {Pool().name: {"replicas": DEFAULT_WORKERS, **of_all}}
+    for role, its in of_roles.items():
+        _spread(its, [pool for pool in pools.values() if pool.get("role") == role], role)
+    _spread(of_all, pools.values(), None)
+    return pools
 
 
-def _settings_in(name: str, its: object) -> Mapping[str, Any]:
-    """Return the settings of a pool.
+def _spread(settings: Mapping[str, Any], pools: Collection[dict[str, Any]], role: Role | None) -> None:
+    """Give settings to the pools that do not have them.
+
+    Raises:
+        ValueError: a setting has no effect, as every pool has it, or there is none.
+    """
+    for name, value in settings.items():
+        lacking = [pool for pool in pools if name not in pool]
+        if not lacking and (not pools or any(value != pool[name] for pool in pools)):
+            short = "workers" if name == "replicas" else name
+            whose = f"{role} pool" if role else "pool"
+            reason = f"every {whose} sets {name} itself" if pools else f"there is no {whose}"
+            raise ValueError(f"{role}_{short} has no effect: {reason}" if role else f"{short} has no effect: {reason}")
+        for pool in lacking:
+            pool[name] = value
+
+
+def _entries_of(name: str, its: object) -> dict[str, Any]:
+    """Return a copy of the entries of a section or a pool.
 
     Raises:
         ValueError: they are no mapping.
     """
-    if not isinstance(its, Mapping | None):
-        raise ValueError(f"pools.{name} is {its!r}; expected its settings, such as {{'replicas': 2}}")
-    return its or {}
+    if not isinstance(its, Mapping | None) or (its is None and name == "pools"):
+        wanted = "pools by name, such as {'a': {'replicas': 2}}" if name == "pools" else "its settings, by name"
+        if name.startswith("pools."):
+            wanted = "its settings, such as {'replicas': 2}"
+        raise ValueError(f"{name} is {its!r}; expected {wanted}")
+    return dict(its or {})
 
 
 def _with_names(given: Mapping[str, Any]) -> dict[str, Any]:

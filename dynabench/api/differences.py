@@ -110,5 +110,5 @@ def check_arm(arm: str, arms: Mapping[str, object]) -> None:
     Raises:
         UserError: it does not.
     """
-    if arm not in arms:
+    if not isinstance(arm, str) or arm not in arms:
         raise UserError(f"there is no arm {arm!r}; expected one of {', '.join(arms)}")

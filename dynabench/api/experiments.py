@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from dynabench.api.arguments import checked, listed, mapping_of, path_of, texts_of
 from dynabench.api.deployment import Deployment, deployment_of
 from dynabench.api.notebook import terminal
 from dynabench.api.own import is_own_object, named, placed
@@ -35,6 +36,7 @@ OF_FILES = ("metrics_like", "format", "columns", "trace_block_size", "router_mod
 
 
 @plain_errors()
+@checked
 def simulate(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -76,6 +78,7 @@ def simulate(
 
 
 @plain_errors()
+@checked
 def run(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -115,6 +118,7 @@ def run(
 
 
 @plain_errors()
+@checked
 def sweep(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -160,6 +164,7 @@ def sweep(
 
 
 @plain_errors()
+@checked
 def plan(
     workload: AnyWorkload = None,
     deployment: AnyDeployment = None,
@@ -179,27 +184,27 @@ def plan(
     Args:
         workload: a `Workload`, or the path of one.
         deployment: the model, the GPU and all that is fixed; its number of workers, its GPUs per worker and its chunk size
-            are chosen.
+            are chosen, unless it names them (`tensor_parallel_size=2`, `max_num_batched_tokens=2048`).
         slo: limits, as for `simulate`.
         vary: more settings to choose from, by name.
         repeats: runs of each point.
         seed: the seed of every random choice.
         out: the folder (default: one in `results/` named after the question); the same call resumes it.
         progress: whether to show how far it is.
-        options: any other option of the command by its name, such as `max_gpus=16`, `tensor_parallel_size=[1, 2]`,
+        options: any other option of the command by its name, such as `max_gpus=16`, `tensor_parallel_size=[1, 2]`, `loads=[1, 1.5]`,
             `price=["h100=2.5", "a100=1.4"]`.
 
     Raises:
         UserError: a setting is invalid, a limit cannot be judged, or the folder has something else.
     """
+    from dynabench.capacity.candidates import CHUNK
     from dynabench.capacity.run import run_plan
     from dynabench.capacity.settings import PlanConfig
 
+    options = {name: listed(value) if name == "loads" else value for name, value in options.items()}
     asked = _Asked.of("plan", workload, deployment, vary, slo, repeats, seed, out, options)
     if not (vary and "router_mode" in vary):
         asked.options["router_mode"] = ()
-    config, experiment, shape, load = asked.settings(PlanConfig, ExperimentConfig, ShapeConfig, LoadConfig)
-    asked.refuse_to_travel(config.backend)
     fixed = asked.deployment
     if len(fixed.pools) > 1:
         raise UserError(
@@ -207,6 +212,10 @@ def plan(
             "separate prefill and decode workers"
         )
     (pool,) = fixed.pools
+    asked.fix("tensor_parallel_size", "tensor_parallel_size", pool.timing.tensor_parallel_size)
+    asked.fix("max_num_batched_tokens", chunk := CHUNK[pool.engine_type], getattr(pool.engine_config, chunk))
+    config, experiment, shape, load = asked.settings(PlanConfig, ExperimentConfig, ShapeConfig, LoadConfig)
+    asked.refuse_to_travel(config.backend)
     single = replace(pool, replicas=1, timing=replace(pool.timing, tensor_parallel_size=1))
     settings = Settings(replace(fixed, pools=(single,)), shape, load)
     with terminal(progress) as console, asked.named():
@@ -214,6 +223,7 @@ def plan(
 
 
 @plain_errors()
+@checked
 def bench(
     url: str | Sequence[str],
     workload: AnyWorkload = None,
@@ -244,14 +254,8 @@ def bench(
     from dynabench.benchmark.run import Asked, run_bench
     from dynabench.benchmark.settings import BenchClientConfig, BenchConfig, SentConfig
 
-    for name in ("concurrency", "rate"):
-        if isinstance(given := options.get(name), (int, float)):
-            options[name] = str(given)
-        elif isinstance(given, Sequence) and not isinstance(given, str):
-            options[name] = ",".join(map(str, given))
-    if isinstance(options.get("model"), str):
-        options["model"] = (options["model"],)
-    urls = (url,) if isinstance(url, str) else tuple(url)
+    options = {name: listed(value) if name in ("concurrency", "rate") else value for name, value in options.items()}
+    urls = texts_of("url", url, "http://localhost:8000")
     asked = _Asked.of("bench", workload, None, None, slo, repeats, seed, out, options)
     asked.options["router_mode"] = ()
     config, sent, experiment, client, shape = asked.settings(
@@ -265,6 +269,7 @@ def bench(
 
 
 @plain_errors()
+@checked
 def rehearse(
     deployment: AnyDeployment = None,
     workload: AnyWorkload = None,
@@ -302,7 +307,8 @@ def rehearse(
     from dynabench.rehearsal.settings import RehearseConfig
 
     numbers = f"{seeds.start}..{seeds.stop}" if isinstance(seeds, range) else str(seeds)
-    given = {"seeds": numbers, "faults": faults, "requests": requests, "rate": rate, "jobs": jobs, "out": Path(out)}
+    given = {"seeds": numbers, "faults": faults, "requests": requests, "rate": rate, "jobs": jobs}
+    given["out"] = path_of("out", out)
     config = settings_of(RehearseConfig, given)
     described, sent = deployment_of(deployment), _workload(workload)
     with terminal(progress) as console:
@@ -320,16 +326,22 @@ def load(*folders: str | Path) -> AnyResult:
     """
     if not folders:
         raise UserError("name a results folder, such as results/x")
-    return read_result([Path(folder) for folder in folders])
+    return read_result([path_of("folders", folder) for folder in folders])
 
 
 class _Asked:
     """What a call asks for."""
 
     def __init__(
-        self, call: str, workload: Workload | tuple[Path, ...], deployment: Deployment, options: dict[str, Any]
+        self,
+        call: str,
+        workload: Workload | tuple[Path, ...],
+        deployment: Deployment,
+        options: dict[str, Any],
+        varied: frozenset[str],
     ) -> None:
         self.call, self.workload, self.deployment, self.options = call, workload, deployment, options
+        self.varied = varied
 
     @classmethod
     def of(
@@ -348,22 +360,36 @@ class _Asked:
             hint = "vary={'router_mode': [...]}, or the deployment" if wrong == "router_mode" else "Workload.read"
             raise UserError(f"{wrong} is no option of {command}; give it to {hint}")
         fleet = deployment_of(deployment)
-        axes = dict(_axis(name, values) for name, values in (vary or {}).items())
+        axes = dict(_axis(name, values) for name, values in mapping_of("vary", vary, "{'workers': [2, 4]}").items())
         _check_names(axes)
         modes = axes.pop("router_mode", [fleet.router_mode])
         given: dict[str, Any] = {
             "router_mode": tuple(modes),
             "vary": tuple(f"{name}={','.join(map(_text, values))}" for name, values in axes.items()),
-            "slo": (slo,) if isinstance(slo, str) else tuple(slo),
+            "slo": texts_of("slo", slo, "ttft.p99 <= 2s"),
             "repeats": repeats,
             "seed": seed,
-            "out": None if out is None else Path(out),
+            "out": None if out is None else path_of("out", out),
         }
         said = {"vary": vary, "slo": slo, "repeats": repeats, "seed": seed, **options}
         shown_options = ", ".join(
             f"{name}={_said(value)}" for name, value in said.items() if value not in (None, (), {})
         )
-        return cls(f"dynabench.{command}(..., {shown_options})", _workload(workload), fleet, given | dict(options))
+        call = f"dynabench.{command}(..., {shown_options})"
+        return cls(call, _workload(workload), fleet, given | dict(options), frozenset(axes))
+
+    def fix(self, option: str, setting: str, value: Any) -> None:
+        """Give a plan the one value of an option that the deployment names, as its `setting`, unless that is varied.
+
+        Raises:
+            UserError: the option has another value.
+        """
+        if not self.deployment.chooses(setting) or self.varied & {option, setting}:
+            return
+        given = self.options.get(option, value)
+        if given not in (value, [value], (value,)):
+            raise UserError(f"{option} is {given!r}, but the deployment has {setting} {value!r}; leave one out")
+        self.options[option] = (value,)
 
     def settings(self, *kinds: type) -> list[Any]:
         """Return settings of these kinds; an option belongs to the first that has it.

@@ -112,7 +112,7 @@ def to_pandas(table: "pa.Table", what: str) -> "pd.DataFrame":
     try:
         import pandas as pd
     except ImportError:
-        raise UserError(needed("pandas", what)) from None
+        raise UserError(needed("pandas", what, "notebook")) from None
     types: Any = {"int32": pd.Int32Dtype(), "int64": pd.Int64Dtype()}
     # Whole numbers stay whole beside unknown ones.
     return table.to_pandas(types_mapper=lambda kind: types.get(str(kind)))

@@ -118,7 +118,7 @@ class Plots:
                 raise UserError(f"{METHODS.get(name, name)} would be empty; these are not: {', '.join(self())}")
             axes = figure_of(chart).axes
         except ImportError as error:
-            raise UserError(needed(error.name or "matplotlib", "result.plot")) from None
+            raise UserError(needed(error.name or "matplotlib", "result.plot", "notebook")) from None
         return axes[0] if len(axes) == 1 else axes
 
 

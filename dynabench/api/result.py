@@ -1,6 +1,7 @@
 """What `simulate`, `run`, `sweep`, `plan` and `bench` return, and `load` reads from a folder."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from dynabench.api import frames
+from dynabench.api.arguments import path_of
 from dynabench.api.deployment import Deployment
 from dynabench.api.differences import ArmDifference, check_arm
 from dynabench.api.plots import Plots
@@ -50,13 +52,19 @@ class Result:
             summary: its figures and verdicts, as in `summary.json`.
             runs: what was measured.
         """
-        self.folder, self.manifest, self.summary = folder, manifest, summary
+        self.folder, self._manifest, self.summary = folder, manifest, summary
         self._runs = list(runs)
+        self._frames: dict[str, pd.DataFrame] = {}
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything needed to run it again and to understand it: a copy."""
+        return deepcopy(self._manifest)
 
     @property
     def arms(self) -> dict[str, ArmSummary]:
         """The figures of each arm, by name, the baseline first."""
-        return self.summary.arms
+        return dict(self.summary.arms)
 
     @property
     def verdict(self) -> str:
@@ -76,24 +84,24 @@ class Result:
     @property
     def left_out(self) -> list[str]:
         """The arms that could not be tried, and why."""
-        return list(map(in_python, self.manifest.get("left_out", [])))
+        return list(map(in_python, self._manifest.get("left_out", [])))
 
-    @cached_property
+    @property
     def requests(self) -> "pd.DataFrame":
         """One row per request, arm and repeat: its times (s), lengths (tokens) and metrics (s); see `columns`."""
         return self._frame("requests")
 
-    @cached_property
+    @property
     def steps(self) -> "pd.DataFrame":
         """One row per series of engine steps that generate tokens for the same sequences; live: per chunk."""
         return self._frame("steps")
 
-    @cached_property
+    @property
     def workers(self) -> "pd.DataFrame":
         """One row per worker, arm and repeat: what it answered."""
         return self._frame("workers")
 
-    @cached_property
+    @property
     def events(self) -> "pd.DataFrame":
         """Everything that has a time, in order: the stages of each request, and changes of the fleet."""
         return self._frame("events")
@@ -130,7 +138,7 @@ class Result:
             check_arm(name, self.arms)
         if arm == to:
             raise UserError(f"{arm} would be compared with itself; name another arm")
-        smallest = self.manifest["smallest_difference"]
+        smallest = self._manifest["smallest_difference"]
         return ArmDifference.of(arm, to, compared(self._runs, arm, to, smallest=smallest))
 
     @property
@@ -145,14 +153,14 @@ class Result:
         Raises:
             UserError: the folder exists, or cannot be written.
         """
-        folder = Path(folder)
+        folder = path_of("folder", folder)
         folders.check_new(folder)
-        folders.write(folder, self.manifest, self._runs)
+        folders.write(folder, self._manifest, self._runs)
         self.folder = folder
         return folder
 
     def __repr__(self) -> str:
-        text = text_of(lambda console: print_summary(self.manifest, self.summary, console, has_hint=False))
+        text = text_of(lambda console: print_summary(self._manifest, self.summary, console, has_hint=False))
         return "\n".join([text.rstrip(), *self._remarks()])
 
     def _repr_html_(self) -> str:
@@ -165,7 +173,7 @@ class Result:
             *headline.remarks(self.summary),
             *self._remarks(),
         ]
-        return html_of(self.manifest["title"], self.verdict, grids, lines, headline.whole_heading(self.manifest))
+        return html_of(self._manifest["title"], self.verdict, grids, lines, headline.whole_heading(self._manifest))
 
     def _remarks(self) -> Iterable[str]:
         yield from (f"left out: {reason}" for reason in self.left_out)
@@ -173,7 +181,10 @@ class Result:
             yield "interrupted: these are the results so far"
 
     def _frame(self, name: str) -> "pd.DataFrame":
-        return frames.frame(name, self._runs, self.manifest)
+        """Return a table as a frame that its user may change."""
+        if name not in self._frames:
+            self._frames[name] = frames.frame(name, self._runs, self.manifest)
+        return self._frames[name].copy()
 
 
 class SweepResult:
@@ -181,7 +192,12 @@ class SweepResult:
 
     def __init__(self, folder: Path | None, manifest: dict[str, Any], sweep: Sweep) -> None:
         """Hold a sweep: what `run_sweep` and `run_bench` return."""
-        self.folder, self.manifest, self.sweep = folder, manifest, sweep
+        self.folder, self._manifest, self.sweep = folder, manifest, sweep
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything that was asked: a copy."""
+        return deepcopy(self._manifest)
 
     @property
     def verdict(self) -> str:
@@ -209,13 +225,13 @@ class SweepResult:
         return found
 
     def __repr__(self) -> str:
-        return text_of(lambda console: print_sweep(self.manifest, self.sweep, console, is_whole=False))
+        return text_of(lambda console: print_sweep(self._manifest, self.sweep, console, is_whole=False))
 
     def _repr_html_(self) -> str:
         rows = [(row[0], row[1:]) for row in self.sweep.rows]
         grid = Grid(self.sweep.title, self.sweep.columns[1:], rows, corner=self.sweep.columns[0])
-        title, grids = self.manifest["title"], [grid, *self.sweep.grids]
-        return html_of(title, self.verdict, grids, [], headline.whole_heading(self.manifest))
+        title, grids = self._manifest["title"], [grid, *self.sweep.grids]
+        return html_of(title, self.verdict, grids, [], headline.whole_heading(self._manifest))
 
 
 class PlanResult:
@@ -237,8 +253,8 @@ class PlanResult:
 
     @property
     def manifest(self) -> dict[str, Any]:
-        """Everything that was asked."""
-        return self.answer.settings
+        """Everything that was asked: a copy."""
+        return deepcopy(self.answer.settings)
 
     @property
     def deployment(self) -> Deployment | None:

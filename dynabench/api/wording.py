@@ -20,6 +20,8 @@ FLAG = re.compile(
 NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 OF_COMMANDS = ("deployment", "url", "workload", "out", "find", "vary")
 """Arguments that are no setting of their own, or have another type there."""
+RENAMED = {"trace_block_size": "block_size", "to": "format"}
+"""Options of commands that `Workload` has by another name."""
 
 
 @contextlib.contextmanager
@@ -46,6 +48,7 @@ def _argument(found: re.Match[str]) -> str:
     if found["varied"]:
         return f"vary={{{_literal(found['varied'])}: [{', '.join(map(_literal, found['values'].split(',')))}]}}"
     name, after = found["name"].replace("-", "_"), found[0].partition(found["name"])[2]
+    name = RENAMED.get(name, name)
     choices = _settings().get(name)
     if choices is None:
         return found[0]

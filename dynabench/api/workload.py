@@ -5,8 +5,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import workloads
+from dynabench.api.arguments import checked, path_of
 from dynabench.api.wording import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
+from foundation.errors import UserError
 from foundation.settings import settings_of
 from workloads import formats
 from workloads.describe import Description, describe_workload, lengths_of
@@ -20,6 +22,7 @@ class Workload(workloads.Workload):
 
     @classmethod
     @plain_errors()
+    @checked
     def read(
         cls,
         *paths: str | Path,
@@ -40,11 +43,12 @@ class Workload(workloads.Workload):
         Raises:
             UserError: a file cannot be read, or has no requests.
         """
-        files = list(map(Path, paths))
+        files = [path_of("paths", path) for path in paths]
         return cls._of(read_workload(files, format=format, columns=columns, block_size=block_size, tokenizer=tokenizer))
 
     @classmethod
     @plain_errors()
+    @checked
     def synth(cls, name: str = "synthetic", **settings: Any) -> Self:
         """Generate a workload; the same settings give the same one.
 
@@ -61,23 +65,24 @@ class Workload(workloads.Workload):
 
     @classmethod
     @plain_errors()
+    @checked
     def from_frame(
         cls,
         frame: Any,
         *,
-        arrival: str,
-        input: str,
-        output: str,
+        arrival: str | int,
+        input: str | int,
+        output: str | int,
         name: str = "frame",
         block_size: int | None = None,
-        **columns: str,
+        **columns: str | int,
     ) -> Self:
         """Make a workload of the rows of a data frame: of pandas, polars or Arrow.
 
         Args:
             frame: a row per request, in any order.
-            arrival: the column with arrivals: numbers or timestamps. The unit of numbers is recognised, or follows after
-                a colon: `ts:ms`.
+            arrival: the column with arrivals: numbers, timestamps or durations. The unit of numbers is recognised, or
+                follows after a colon: `ts:ms`. Columns have names, or are numbered.
             input: the column with the length of each prompt (tokens).
             output: the column with the length of each answer (tokens).
             name: what results call it.
@@ -89,9 +94,13 @@ class Workload(workloads.Workload):
             UserError: it is not a data frame, a column is missing, or has a value that is not understood.
         """
         names = {"arrival": arrival, "input": input, "output": output, **columns}
-        return cls._of(formats.read_frame(frame, names, title=name, block_size=block_size))
+        if unnamed := next((field for field, name in names.items() if not isinstance(name, (str, int))), None):
+            raise UserError(f"{unnamed} is {names[unnamed]!r}; expected the name of a column")
+        texts = {field: str(name) for field, name in names.items()}
+        return cls._of(formats.read_frame(frame, texts, title=name, block_size=block_size))
 
     @plain_errors()
+    @checked
     def write(self, path: str | Path, format: str = formats.DEFAULT) -> None:
         """Write it to a new file, compressed if its name ends in .gz.
 
@@ -102,8 +111,9 @@ class Workload(workloads.Workload):
         Raises:
             UserError: the format cannot be written, or the file exists or cannot be written.
         """
-        formats.check_name(Path(path), format)
-        write_workload(self, Path(path), format)
+        file = path_of("path", path)
+        formats.check_name(file, format)
+        write_workload(self, file, format)
 
     def describe(self) -> Description:
         """Return its figures: requests, rate (1/s), lengths (tokens), and how much of its prompts is shared."""

@@ -69,7 +69,7 @@ def read_deployment(path: Path, *, is_measured: bool = False, varied: Collection
     deployment = parse_deployment(text, str(path), is_measured=is_measured)
     try:
         if not any(name.rpartition(".")[2] == "engine_type" for name in varied):
-            _refuse_idle(deployment)
+            refuse_idle(deployment)
         check_simulated(deployment)
     except (ValueError, OSError) as error:  # a model's path may not exist
         raise DeploymentError(f"{path}: {error}") from error
@@ -206,8 +206,12 @@ def _pool(name: str, values: dict[str, Any], common: dict[str, Any]) -> Pool:
         raise ValueError(f"{where}: {error}") from error
 
 
-def _refuse_idle(deployment: Deployment) -> None:
-    """Refuse settings of a scheduler that a pool's engines do not have."""
+def refuse_idle(deployment: Deployment) -> None:
+    """Refuse settings of a scheduler that a pool's engines do not have.
+
+    Raises:
+        ValueError: there is one.
+    """
     for pool in deployment.pools:
         try:
             pool.simulated.refuse_idle()

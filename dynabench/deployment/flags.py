@@ -187,12 +187,8 @@ def _divided(config: PoolConfig, pool: Pool, varied: Collection[str]) -> tuple[P
 
 def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
     """Refuse numbers of workers that are missing, or set twice."""
+    refuse_counts(config)
     is_divided = config.gpus is not None and not SPLIT.isdisjoint(varied)
-    if config.workers is not None:
-        raise ValueError(
-            f"--workers {config.workers} counts aggregated workers; leave it out with --prefill-workers and "
-            "--decode-workers"
-        )
     if is_divided and config.decode.workers is not None:
         raise ValueError(
             f"--decode-workers {config.decode.workers} cannot be used with --gpus {config.gpus} and --vary prefill_workers: "
@@ -207,6 +203,19 @@ def _check_counts(config: PoolConfig, varied: Collection[str]) -> None:
                 f"--{'decode' if role == 'prefill' else 'prefill'}-workers, or "
                 "--gpus with --vary prefill_workers=1,2"
             )
+
+
+def refuse_counts(config: PoolConfig) -> None:
+    """Refuse a number of aggregated workers beside workers of one role.
+
+    Raises:
+        ValueError: there is one.
+    """
+    if config.workers is not None:
+        raise ValueError(
+            f"--workers {config.workers} counts aggregated workers; leave it out with --prefill-workers and "
+            "--decode-workers"
+        )
 
 
 def _pool_of_role(pool: Pool, role: Role, own: RoleConfig) -> Pool:

@@ -50,14 +50,16 @@ def comparisons() -> dict[str, Comparison]:
     """Return the comparisons of this user, by the digest of a release.
 
     Raises:
-        UserError: the file cannot be read, or is damaged.
+        UserError: the file is damaged, or cannot be read.
     """
     path = comparisons_file()
-    if not path.exists():
-        return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, Comparison])
-    except (OSError, msgspec.MsgspecError) as error:
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror}); remove it, or allow it to be read") from error
+    except msgspec.MsgspecError as error:
         raise UserError(
             f"{path}: cannot be read ({error}); remove it, and run dynabench verify --engine-core again"
         ) from error

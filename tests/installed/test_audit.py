@@ -17,7 +17,15 @@ from dynabench.fidelity.audit.run import audit, audit_versions
 from dynabench.fidelity.audit.scenarios import scenario
 from dynabench.fidelity.audit.suspects import Explanation, suspects, with_engines
 from dynabench.fidelity.audit.verify import Verification, verify_installed
-from dynabench.installed.compared import ENOUGH, Comparison, Release, comparisons_file, note, refuse_unknown
+from dynabench.installed.compared import (
+    ENOUGH,
+    Comparison,
+    Release,
+    comparisons,
+    comparisons_file,
+    note,
+    refuse_unknown,
+)
 from dynabench.installed.process import SchedulerProcess, scheduler_process
 from dynabench.virtual.run import simulate
 from foundation.errors import UserError
@@ -187,6 +195,14 @@ def test_a_version_that_nobody_compared_is_refused_until_it_is(tmp_path, cache, 
             simulate(run, contended())
         note(process.release, structs.replace(found.comparison, num_scenarios=60))
     assert simulate(run, contended()).is_complete
+
+
+def test_a_folder_in_place_of_the_comparisons_is_named_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert comparisons() == {}
+    comparisons_file().mkdir(parents=True)
+    with pytest.raises(UserError, match=r"engine-cores.json: cannot be read \(Is a directory\)"):
+        comparisons()
 
 
 def test_errors_of_the_installed_scheduler_reach_the_user(tmp_path):

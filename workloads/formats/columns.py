@@ -70,7 +70,7 @@ def _check_field(field: str) -> None:
 
 def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iterator[Request]:
     failed: Row | None = None
-    is_any_read = False
+    is_any_read, is_given = False, unit is not None
     for row in source.rows():
         length, output = (_tokens(row, names[field]) for field in ("input", "output"))
         if not length or not output:
@@ -80,6 +80,8 @@ def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iter
         is_any_read = True
         values = {field: _value(row, name) for field, name in names.items()}
         arrival = values["arrival"]
+        if is_given and isinstance(arrival, datetime.datetime | datetime.timedelta):
+            raise row.fail(f"{names['arrival']} holds times, whose unit is known; leave out :{unit}")
         if unit is None and (number := _number(arrival)) is not None:
             unit = _unit_of(names["arrival"], number)
             source.keep([f"{names['arrival']} read as times in {unit} (to change: arrival={names['arrival']}:UNIT)"])
@@ -146,6 +148,8 @@ def _unit_of(name: str, first: float) -> str:
 def _seconds(row: Row, name: str, value: Any, unit: str | None) -> float:
     if _number(value) is not None:
         return Row({name: value}, row.place).seconds(name, unit=unit or "s", least=None)
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
     try:
         time = value if isinstance(value, datetime.datetime) else datetime.datetime.fromisoformat(str(value).strip())
     except ValueError:

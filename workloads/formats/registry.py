@@ -172,7 +172,8 @@ def read_frame(frame: Any, names: Mapping[str, str], *, title: str, block_size: 
         WorkloadError: it is not a data frame, a column is missing, or has a value that is not understood.
     """
     kind = columns_of(names)
-    return _whole(kind, FrameSource(frame, BlockNamer(block_size or kind.block_size or 0)), title)
+    size = kind.block_size if block_size is None else block_size
+    return _whole(kind, FrameSource(frame, BlockNamer(size or 0)), title)
 
 
 def _whole(kind: Format, source: Source, title: str, *, is_text_counted: bool = False) -> Workload:
