@@ -41,7 +41,17 @@ def rehearse(
     from dynabench.experiment.source import source_of
     from dynabench.interrupt import Interrupt
     from dynabench.progress import Display
-    from dynabench.rehearsal.all_seeds import Failed, Plan, check_workload, left_out, lines, read, rehearse_all, replay
+    from dynabench.rehearsal.all_seeds import (
+        Failed,
+        Plan,
+        check_workload,
+        left_out,
+        lines,
+        read,
+        refused,
+        rehearse_all,
+        replay,
+    )
     from dynabench.rehearsal.checks.invariants import Violation
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
@@ -86,7 +96,7 @@ def rehearse(
         plan = plan._replace(limits=started(described, plan.own_engine))
         check_workload(plan)
         plan.of(config.numbers[0])
-    for said in left_out(plan):
+    for said in [*left_out(described), *refused(plan)]:
         console.say(said, style="yellow")
     with Interrupt() as interrupt, Display("rehearsing", "seeds", interrupt, console) as display:
 

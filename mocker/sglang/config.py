@@ -322,3 +322,7 @@ class SglangConfig:
         """Return the most tokens of a request, with room for this many in the KV cache."""
         most = num_tokens - 1
         return most if self.context_length is None else min(self.context_length - 1, most)
+
+    def max_input_tokens(self, num_tokens: int) -> int:
+        """Return with how many tokens a prompt is refused, with room for this many in the KV cache."""
+        return self.max_request_tokens(num_tokens) - NUM_SPARE_INPUT_TOKENS

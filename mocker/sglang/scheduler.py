@@ -14,7 +14,7 @@ With the overlap schedule, iteration i + 1 is scheduled before iteration i is pr
 from typing import NamedTuple
 
 from mocker.sglang.admission import PrefillPass
-from mocker.sglang.config import NUM_SPARE_INPUT_TOKENS, SglangConfig
+from mocker.sglang.config import SglangConfig
 from mocker.sglang.hicache.pool import HostPool
 from mocker.sglang.inbox import Inbox
 from mocker.sglang.policies import Policies
@@ -69,7 +69,7 @@ class Scheduler:
     @property
     def max_input_tokens(self) -> int:
         """A prompt of so many tokens is refused."""
-        return self._max_request - NUM_SPARE_INPUT_TOKENS
+        return self.config.max_input_tokens(self.pool.num_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a new request, with its output limited to what fits."""

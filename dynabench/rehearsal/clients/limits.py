@@ -5,7 +5,6 @@ from typing import NamedTuple
 
 from dynabench.deployment.engines import ANY_LENGTH, Longest, longest_of
 from mocker import SglangConfig
-from mocker.sglang.config import NUM_SPARE_INPUT_TOKENS
 from mocker.timing.choose import SimulatedEngine
 
 
@@ -35,6 +34,6 @@ def limits_with(context: int, engines: Sequence[SimulatedEngine]) -> Limits:
     for engine in engines:
         if isinstance(settings := engine.settings, SglangConfig):  # it keeps some tokens of each request to itself
             most = settings.max_request_tokens(engine.num_usable_tokens)
-            prompt = min(prompt or most, most - NUM_SPARE_INPUT_TOKENS - 1)
+            prompt = min(prompt or most, settings.max_input_tokens(engine.num_usable_tokens) - 1)
             room = min(room, most - 1, engine.num_usable_tokens - 2 * settings.page_size - 1)
     return Limits(Longest(context, prompt), room)
