@@ -118,13 +118,18 @@ def check_workload(plan: Plan) -> None:
         )
 
 
-def left_out(plan: Plan) -> list[str]:
-    """Say what is described and a rehearsal does not do, and which requests must be refused."""
-    found, deployment = [], plan.deployment
-    if plan.workload is not None and (refused := int((~are_answered(plan.workload, plan.limits.longest)).sum())):
-        found.append(
-            f"{refused:,} of {len(plan.workload):,} requests do not fit {plan.limits.longest}; they must be refused (HTTP 400)"
-        )
+def refused(plan: Plan) -> list[str]:
+    """Say how many requests of a workload must be refused, if any."""
+    if plan.workload is None or not (count := int((~are_answered(plan.workload, plan.limits.longest)).sum())):
+        return []
+    return [
+        f"{count:,} of {len(plan.workload):,} requests do not fit {plan.limits.longest}; they must be refused (HTTP 400)"
+    ]
+
+
+def left_out(deployment: Deployment) -> list[str]:
+    """Say what a deployment names and a rehearsal does not do."""
+    found = []
     if deployment.fleet.events:
         found.append("fleet.events happen in `dynabench simulate` only; faults are those of --faults")
     if deployment.runtime is not None:
@@ -158,7 +163,7 @@ def _whole(
     """
     flag.progress.note(BEGUN)
     rehearsal, outcome, story = _told(plan, seed)
-    if is_twice and not outcome.is_stuck and _told(plan, seed)[1].digest != outcome.digest:
+    if is_twice and not outcome.is_stuck and _of(_told(plan, seed)[1]) != _of(outcome):
         raise UserError(
             f"seed {seed} gave two different runs{_own_code(plan)}; expected code that draws random numbers from the one it "
             "is given, or from random, and depends on nothing else that changes"
@@ -188,6 +193,11 @@ def _whole(
     return outcome, failed
 
 
+def _of(outcome: Outcome) -> tuple[str, list[str], int]:
+    """Return what must be the same each time."""
+    return outcome.digest, outcome.happened, outcome.num_requests
+
+
 def run_rehearsal(
     deployment: Deployment,
     given: Given,
@@ -210,7 +220,7 @@ def run_rehearsal(
         plan = Plan(deployment, config.faults, config.requests, config.rate, requests, own, started(deployment, own))
         check_workload(plan)
         plan.of(config.numbers[0])
-    for said in left_out(plan):
+    for said in [*left_out(deployment), *refused(plan)]:
         console.say(said, style="yellow")
 
     with (

@@ -35,9 +35,9 @@ def shrunk(
         least = smaller if does_fail else least
         return does_fail
 
-    least = structs.replace(rehearsal, faults=[], questions=rehearsal.questions[:1])
-    if least != rehearsal and try_(least):  # whatever is asked fails
-        return least
+    alone = structs.replace(rehearsal, faults=[], questions=rehearsal.questions[:1])
+    if alone != rehearsal and try_(alone):  # whatever is asked fails
+        return alone
     rehearsal = structs.replace(
         rehearsal, faults=_fewest(rehearsal.faults, lambda faults: try_(structs.replace(rehearsal, faults=faults)))
     )

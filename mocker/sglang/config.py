@@ -324,5 +324,5 @@ class SglangConfig:
         return most if self.context_length is None else min(self.context_length - 1, most)
 
     def max_input_tokens(self, num_tokens: int) -> int:
-        """Return the length from which on a prompt is refused, with room for this many tokens in the KV cache."""
+        """Return with how many tokens a prompt is refused, with room for this many in the KV cache."""
         return self.max_request_tokens(num_tokens) - NUM_SPARE_INPUT_TOKENS

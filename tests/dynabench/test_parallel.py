@@ -1,7 +1,11 @@
 """Tests of carrying out many calls at once."""
 
+import contextlib
 import os
+import signal
+import threading
 import time
+from multiprocessing import active_children
 
 import pytest
 
@@ -74,3 +78,29 @@ def test_processes_are_as_many_as_have_enough_to_do_unless_a_number_is_asked_for
 
 def test_two_short_runs_of_a_small_workload_are_not_worth_a_process():
     assert cost.expected_s(2 * 1200) < 2 * cost.WORTH_S
+
+
+def deaf():
+    while True:
+        with contextlib.suppress(BaseException):
+            time.sleep(60)
+
+
+def test_a_second_signal_kills_calls_that_never_end():
+    def ask_twice():
+        for _ in range(2):
+            time.sleep(1.0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask_twice)
+    with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
+        asking.start()
+        list(in_parallel([(deaf, ())] * 2, 2, interrupt=interrupt))
+    asking.join()
+    assert active_children() == []
+
+
+def test_a_single_call_is_carried_out_elsewhere_if_it_is_to_run_apart():
+    with Interrupt() as interrupt:
+        [(_, (_, pid))] = in_parallel([(late, (1,))], 1, interrupt=interrupt, is_apart=True)
+    assert pid != os.getpid()

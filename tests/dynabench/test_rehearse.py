@@ -11,7 +11,7 @@ import pytest
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, left_out, lines, read, rehearse_all, replay
+from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, lines, read, refused, rehearse_all, replay
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
@@ -65,13 +65,22 @@ def test_a_rehearsal_shrinks_to_what_it_fails_by():
 
 def test_each_try_to_make_a_rehearsal_smaller_is_reported_with_the_least_so_far():
     whole, seen = Rehearsal(1, generated(1, 4, 10.0), [Fault("kill", 0.0, 1.0, "worker-0")]), []
-    found = shrunk(whole, lambda _: True, lambda least, number: seen.append((number, size(least))))
-    assert seen == [
-        (1, "1 fault and 4 requests"),
-        (2, "0 faults and 4 requests"),
-        (3, "0 faults and 2 requests"),
+    found = shrunk(
+        whole, lambda some: len(some.questions) > 1, lambda least, number: seen.append((number, size(least)))
+    )
+    assert seen[:4] == [
+        (1, "1 fault and 4 requests"),  # the first request alone
+        (2, "1 fault and 4 requests"),
+        (3, "0 faults and 4 requests"),
+        (4, "0 faults and 2 requests"),
     ]
-    assert size(found) == "0 faults and 1 request"
+    assert size(found) == "0 faults and 2 requests"
+
+
+def test_what_always_fails_shrinks_in_one_try():
+    whole, seen = Rehearsal(1, generated(1, 60, 10.0), [Fault("kill", 0.0, 1.0, "worker-0")]), []
+    found = shrunk(whole, lambda _: True, lambda _, number: seen.append(number))
+    assert (size(found), seen) == ("0 faults and 1 request", [1])
 
 
 def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch):
@@ -85,7 +94,7 @@ def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch
             on_violations=lambda seed, found: said.append((seed, found.invariant)),
             on_try=lambda seed, size, number: said.append(number),
         )
-    assert said == [(0, "released"), 1, 2, "written"]
+    assert said == [(0, "released"), 1, "written"]
 
 
 ROOT = Path(__file__).parents[2]
@@ -233,7 +242,7 @@ def test_requests_of_a_workload_that_do_not_fit_are_refused_as_they_must_be():
         (True, 80),
     ]
     check_workload(plan)
-    assert left_out(plan) == ["2 of 4 requests do not fit the context of 64 tokens; they must be refused (HTTP 400)"]
+    assert refused(plan) == ["2 of 4 requests do not fit the context of 64 tokens; they must be refused (HTTP 400)"]
     _, outcome = carry_out(plan, 0)
     assert (outcome.violations, outcome.num_requests, outcome.num_failed) == ([], 4, 0)
 

@@ -1,6 +1,10 @@
 """The user's own engine in rehearsals."""
 
+import os
+import signal
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -12,6 +16,7 @@ from dynabench.rehearsal.run import Rehearsal, rehearse
 from dynabench.rehearsal.stage.own import check_own
 from dynabench.rehearsal.virtual_time import watch
 from foundation.errors import UserError
+from foundation.exit_codes import INTERRUPTED
 from tests.support.commands import dynabench
 
 DEPLOYMENT = Deployment(router_mode="round-robin", pools=(Pool(replicas=2),))
@@ -164,3 +169,19 @@ def test_a_mode_that_never_returns_ends_its_seed(tmp_path, monkeypatch):
     outcome = rehearse(deployment, Rehearsal(0, [Question(0, 0.0, [97] * 8, 4)], []))
     assert outcome.is_stuck
     assert "my_mode.py:7 (Mode.costs)" in str(outcome.violations[0])
+
+
+def test_one_signal_ends_a_mode_that_never_returns_and_its_processes(tmp_path):
+    (tmp_path / "my_mode.py").write_text(MODE.format(line="open('begun', 'a').close()\n        while True: pass"))
+    words = ("rehearse", "--router-mode", "my_mode.py", "--faults", "none", "--jobs", "2", "--seeds", "3")
+    command = [sys.executable, "-m", "dynabench", *words]
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as running:
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        running.communicate(timeout=60)
+    assert running.returncode == INTERRUPTED
+    with pytest.raises(ProcessLookupError):
+        for _ in range(600):  # init takes a while to collect what has ended
+            os.killpg(running.pid, 0)
+            time.sleep(0.1)

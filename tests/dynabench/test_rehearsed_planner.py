@@ -13,18 +13,21 @@ import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.fleet import FleetConfig
+from dynabench.interrupt import Interrupt
 from dynabench.planner.hands import Hands
 from dynabench.planner.roster import Roster
 from dynabench.planner.service import BlindError, PlannerService
-from dynabench.rehearsal.all_seeds import Plan, carry_out, left_out
+from dynabench.rehearsal.all_seeds import Plan, carry_out, left_out, rehearse_all
 from dynabench.rehearsal.checks.met import Met
 from dynabench.rehearsal.clients.client import Answer
 from dynabench.rehearsal.clients.questions import generated
 from dynabench.rehearsal.faults.draw import draw
 from dynabench.rehearsal.faults.fault import Fault
 from dynabench.rehearsal.run import Rehearsal, rehearse
+from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, Stage, names_of
 from dynabench.rehearsal.virtual_time.loop import run
+from foundation.errors import UserError
 from mocker import EngineConfig
 from serving.frontend.config import FrontendConfig
 from serving.planner import Planner, PlannerConfig
@@ -285,3 +288,18 @@ def test_the_events_of_a_fleet_are_said_to_be_left_out():
     assert left_out(replace(planned(), fleet=fleet)) == [
         "fleet.events happen in `dynabench simulate` only; faults are those of --faults"
     ]
+
+
+def test_a_policy_that_sleeps_is_refused_with_its_file_and_line(tmp_path):
+    file = tmp_path / "sleeps.py"
+    file.write_text(POLICY.format(proposal="1 + (__import__('time').sleep(0.1) or 0)"))
+    with pytest.raises(UserError, match=r"planner uses time\.sleep \(sleeps\.py:\d+\)"):
+        rehearsed(planned(planner=str(file)))
+
+
+def test_a_policy_that_is_not_deterministic_is_named(tmp_path):
+    file = tmp_path / "chance.py"
+    file.write_text(POLICY.format(proposal="1 + __import__('os').urandom(1)[0] % 4"))
+    plan = Plan(planned(planner=str(file)), "none", 40, 12.0)
+    with Interrupt() as interrupt, pytest.raises(UserError, match=r"two different runs; it ran .*chance\.py"):
+        rehearse_all(plan, RehearseConfig(seeds="1", out=tmp_path / "out"), interrupt, print)
