@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import structs
 
 from dynabench.arm import Arm, Run
-from dynabench.deployment.description import Deployment
+from dynabench.deployment.description import Deployment, Pool
 from dynabench.experiment.model_error import ModelError, Ratios, has_errors_of_ttft, load_of, model_error
 from dynabench.experiment.source import Source
 from dynabench.virtual.run import simulate
@@ -80,14 +80,14 @@ def at_cliff(sureness: Sequence[Sureness], held: Held | None, deployment: Deploy
     An engine that is slower by some factor takes that much less load. So where the queue grows, or a limit is missed, at
     slightly more load, a real engine that is slower by as much misses it here, however far off the limit seems.
     """
-    errors = [model_error(pool.timing) for pool in deployment.pools]
-    if held is None or held.misses_at is None or not all(errors):
+    speeds = [_speed(pool) for pool in deployment.pools]
+    if held is None or held.misses_at is None or None in speeds:
         return list(sureness)
-    keeps_up = min(error.tpot.below(held.holds_to) for error in errors if error is not None)
+    keeps_up = min(speed.below(held.holds_to) for speed in speeds if speed is not None)
     missed = {outcome.limit for outcome in held.outcomes if outcome.state == "missed"}
     found = []
     for sure in sureness:
-        waits = not sure.limit.startswith(("tpot", "itl"))
+        waits = any(not part.startswith(("tpot", "itl")) for part in sure.limit.split(" and "))
         if sure.chance is not None and keeps_up < sure.chance and (sure.limit in missed or (missed and waits)):
             text = f"{sure.text.removesuffix('.')}; an engine that is {percent(held.holds_to - 1)} slower does not keep up with this load: with that, {CHANCE} {likely(keeps_up)}."
             real_high = math.inf if sure.real_high is not None and keeps_up < HIGH_END else sure.real_high
@@ -96,6 +96,12 @@ def at_cliff(sureness: Sequence[Sureness], held: Held | None, deployment: Deploy
             )
         found.append(sure)
     return found
+
+
+def _speed(pool: Pool) -> Ratios | None:
+    """Return how many times as long as simulated the steps of a pool may take; None if that is not known."""
+    error = model_error(pool.timing)
+    return error and (error.ttft if pool.role == "prefill" else error.tpot)
 
 
 def _sure_of_requests(

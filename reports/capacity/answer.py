@@ -1,5 +1,6 @@
 """What a plan found: the ranked layouts, what binds each, what more load needs, how sure it is, and how to deploy it."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -104,6 +105,12 @@ class Sureness(msgspec.Struct, frozen=True):
     """Whether the limit is met and its chance is less than `SURE`."""
     is_share: bool = False
     """Whether it limits the share of requests that are within the per-request limits."""
+
+    def __post_init__(self) -> None:
+        """Read the null that JSON has for an interval without an end."""
+        for low, high in (("low", "high"), ("real_low", "real_high")):
+            if getattr(self, low) is not None and getattr(self, high) is None:
+                msgspec.structs.force_setattr(self, high, math.inf)
 
     @property
     def is_doubtful(self) -> bool:

@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -186,6 +187,19 @@ def test_where_a_little_more_load_is_too_much_a_little_slower_an_engine_is_too_s
     assert near.real_high == math.inf
     assert "an engine that is 2% slower does not keep up with this load" in near.text
     assert at(1.0)[0].chance < near.chance < at(1.1)[0].chance
+    again = msgspec.json.decode(msgspec.json.encode(near), type=Sureness)
+    assert again == near, "also from plan.json, which has null for what is infinite"
+
+
+def test_the_order_of_limits_does_not_matter_at_a_cliff():
+    arm = Arm("a", SETTINGS, {"router_mode": "round-robin"})
+    chances = []
+    for limits in (["ttft <= 900s", "tpot <= 9s"], ["tpot <= 9s", "ttft <= 900s"]):
+        sure = sureness_of(arm, source_of((), ExperimentConfig()), 0, [read_condition(one) for one in limits], 0.9)
+        held = Held(1.02, 1.03, [Outcome("steady queue", "missed", reason="it grew")])
+        [found] = at_cliff(sure, held, SETTINGS.deployment)
+        chances.append(found.chance)
+    assert chances[0] == chances[1] < SURE
 
 
 def test_limits_of_each_request_are_as_sure_as_the_sample_is_large():
