@@ -71,9 +71,10 @@ class TimingConfig:
     """How requests sample. With --gpu, anything but greedy makes steps longer, by sequence and vocabulary: top-p sorts all
     of it. (vLLM's server takes top-p and top-k from the model's generation_config.json, unless requests set them.)"""
 
-    max_cudagraph_capture_size: Whole = 512
-    """Most tokens of a step with prompts that vLLM launches as CUDA graphs (0: none). It launches the kernels of a larger step
-    one by one, which takes longer. So do SGLang and TensorRT-LLM for every step with prompts."""
+    max_cudagraph_capture_size: Whole | None = None
+    """Most tokens of a step with prompts that vLLM launches as CUDA graphs (0: none; default: as vLLM 0.32, twice
+    max_num_seqs, at most 512, or 1024 on Blackwell). It launches the kernels of a larger step one by one, which takes longer.
+    So do SGLang and TensorRT-LLM for every step with prompts."""
 
     timed_as: Literal["vllm", "sglang", "trtllm"] | None = None
     """Engine whose host times are added to the roofline (default: that of engine_type)."""
@@ -155,11 +156,6 @@ class TimingConfig:
     def host_times(self) -> Literal["vllm", "sglang", "trtllm"]:
         """The engine whose host times these are."""
         return self.timed_as or "vllm"
-
-    @property
-    def graph_tokens(self) -> int:
-        """Most tokens of a step with prompts whose kernels a CUDA graph launches."""
-        return self.max_cudagraph_capture_size if self.host_times == "vllm" else 0
 
     @property
     def speedup(self) -> float:

@@ -7,12 +7,14 @@ from mocker.timing.catalog import find_engine, find_gpu
 from mocker.timing.config import TimingConfig
 from mocker.timing.constant import Constant
 from mocker.timing.files import read_calibration, read_table
+from mocker.timing.gpu import Gpu
 from mocker.timing.model import Faster, TimingModel
 from mocker.timing.own import own_times
 from mocker.timing.parts import coefficients
 from mocker.timing.polynomial import Polynomial
 from mocker.timing.roofline import Roofline
 from mocker.timing.table import Table
+from mocker.timing.vllm_defaults import largest_graph
 from mocker.vllm.config import EngineConfig
 
 
@@ -53,9 +55,17 @@ def roofline_of(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int)
         link_gbps=timing.link_gbps,
         async_scheduling=engine.is_async,
         sampling=timing.sampling,
-        graph_tokens=timing.graph_tokens,
+        graph_tokens=_graph_tokens(engine, timing, gpu),
     )
     return Roofline(found)
+
+
+def _graph_tokens(engine: EngineConfig, timing: TimingConfig, gpu: Gpu) -> int:
+    """Return the most tokens of a step with prompts whose kernels a CUDA graph launches."""
+    if timing.host_times != "vllm":
+        return 0
+    given = timing.max_cudagraph_capture_size
+    return largest_graph(gpu, engine.max_num_seqs, engine.num_speculative_tokens) if given is None else given
 
 
 def _measured(timing: TimingConfig) -> TimingModel:

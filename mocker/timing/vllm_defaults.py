@@ -7,8 +7,6 @@ from mocker.timing.gpu import Gpu
 GIB = 2**30
 
 GPU_MEMORY_UTILIZATION = 0.92
-MAX_CUDAGRAPH_CAPTURE_SIZE = 512
-"""With at least 256 sequences."""
 
 
 class ServerDefaults(NamedTuple):
@@ -16,6 +14,11 @@ class ServerDefaults(NamedTuple):
 
     max_num_seqs: int
     max_num_batched_tokens: int
+
+
+def largest_graph(gpu: Gpu, max_num_seqs: int, num_speculative_tokens: int) -> int:
+    """Return the most tokens of a step for which vLLM captures CUDA graphs."""
+    return min(2 * max_num_seqs * (1 + num_speculative_tokens), 1024 if gpu.architecture == "blackwell" else 512)
 
 
 def server_defaults(gpu: Gpu) -> ServerDefaults:

@@ -14,12 +14,14 @@ from mocker.models.shape import shape_of
 from mocker.timing.catalog import find_engine, find_gpu, gpu_names
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig, divide
+from mocker.timing.engine_times import timing_model
 from mocker.timing.files import SCHEMA
 from mocker.timing.gpu import over_link
 from mocker.timing.model import Load, Prefill, chunk
 from mocker.timing.parts import coefficients
 from mocker.timing.roofline import Roofline
 from mocker.timing.sampling import SAMPLERS
+from mocker.timing.vllm_defaults import largest_graph
 
 LLAMA = "meta-llama/Llama-3.1-8B"
 
@@ -172,6 +174,22 @@ def test_steps_with_prompts_that_cuda_graphs_launch_take_as_long_as_their_kernel
     assert many.mixed(chunk(2049), 0, 0) == few.mixed(chunk(2049), 0, 0)
     assert many.decode(8, 8000) == few.decode(8, 8000)
     assert none.mixed(chunk(1000), 0, 0) == roofline("b200", timed_as="sglang").timing.mixed(chunk(1000), 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 512),
+        ({"max_num_seqs": 1024}, 1024),
+        ({"max_num_seqs": 64}, 128),
+        ({"max_num_seqs": 64, "num_speculative_tokens": 1, "acceptance_length": 1.5}, 256),
+    ],
+)
+def test_graphs_are_as_large_as_vllm_captures_them(settings, most):
+    timing = TimingConfig(model="Qwen/Qwen3-0.6B", gpu="b200")  # whose kernels are faster than launching them
+    model = timing_model(EngineConfig(**settings), timing, 1000)
+    assert 1.2 * model.mixed(chunk(most), 0, 0) < model.mixed(chunk(most + 1), 0, 0)
+    assert largest_graph(find_gpu("h100"), 1024, 0) == 512
 
 
 def test_launching_prompts_takes_longer_with_experts_and_with_latent_attention():

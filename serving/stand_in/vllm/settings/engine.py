@@ -10,7 +10,7 @@ from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
-from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, MAX_CUDAGRAPH_CAPTURE_SIZE, USUAL, server_defaults
+from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, USUAL, server_defaults
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.versions import version_of
 from serving.stand_in.config import RanksConfig
@@ -80,7 +80,7 @@ def step_times_of(given: Mapping[str, Any], own: SimulationConfig) -> TimingConf
         kv_cache_dtype=_kv_type(given.get("kv_cache_dtype", "auto")),
         gpu_memory_utilization=given.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
         link_gbps=own.link_gbps,
-        max_cudagraph_capture_size=given.get("max_cudagraph_capture_size", MAX_CUDAGRAPH_CAPTURE_SIZE),
+        max_cudagraph_capture_size=given.get("max_cudagraph_capture_size"),
         speedup_ratio=own.speedup_ratio,
         decode_speedup_ratio=own.decode_speedup_ratio,
     )
