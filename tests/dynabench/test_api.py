@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -9,10 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import matplotlib as mpl
 import pandas as pd
 import polars
@@ -645,7 +646,7 @@ def test_messages_name_arguments_and_no_flags(of_command, of_python):
     assert in_python(of_command) == of_python
 
 
-FOREIGN = {"all-metrics", "scheduler-cls", "ulimit", "hf-overrides"}
+FOREIGN = {"all-metrics", "scheduler-cls", "ulimit", "hf-overrides", "adapters", "save-detailed"}
 """Flags in messages that the API cannot cause, or of other programs."""
 
 
@@ -671,6 +672,7 @@ def test_no_message_of_the_experiments_has_a_flag_that_is_no_argument():
     ):
         raised = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Raise)]
         texts = [node.value for each in raised for node in ast.walk(each) if isinstance(node, ast.Constant)]
+        "../workloads",
         left |= {
             flag
             for text in texts
@@ -691,8 +693,8 @@ def test_ctrl_c_in_a_live_run_returns_what_is_done_and_prints_nothing(url, capfd
     long = db.Workload.synth(requests=5000, rate=40, isl=16, osl=4)
 
     def measured():
-        interrupted_after(1.5)
-        return db.run(long, url=url, server_metrics=False)
+        with interrupted_once(requests_reached(url, 100)):
+            return db.run(long, url=url, server_metrics=False)
 
     async def cell():
         return measured()
@@ -704,28 +706,57 @@ def test_ctrl_c_in_a_live_run_returns_what_is_done_and_prints_nothing(url, capfd
 
 
 def test_ctrl_c_in_a_benchmark_prints_nothing(url, tmp_path, capfd):
-    interrupted_after(2.5)
-    found = db.bench(
-        url, concurrency=[1, 2, 4, 8], duration_s=1, isl=16, osl=4, out=tmp_path / "b", server_metrics=False
-    )
+    with interrupted_once(requests_reached(url, 100)):
+        found = db.bench(
+            url, concurrency=[1, 2, 4, 8], duration_s=1, isl=16, osl=4, out=tmp_path / "b", server_metrics=False
+        )
     assert not found.is_complete
     assert capfd.readouterr() == ("", "")
 
 
-def interrupted_after(seconds):
-    """Press Ctrl-C after a while."""
+@contextlib.contextmanager
+def interrupted_once(is_due):
+    """Press Ctrl-C once in this block, as soon as that is due."""
+    is_over = threading.Event()
 
     def ctrl_c():
-        time.sleep(seconds)
-        os.kill(os.getpid(), signal.SIGINT)
+        while not is_over.wait(0.02):
+            if is_due():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
 
-    threading.Thread(target=ctrl_c).start()
+    pressing = threading.Thread(target=ctrl_c)
+    pressing.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        pressing.join()
+
+
+def requests_reached(url, number):
+    """Return what says whether so many more requests than now have reached the known server."""
+
+    def count():
+        return httpx.get(f"{url}/stats").json()["requests"]
+
+    before = count()
+    return lambda: count() >= before + number
+
+
+ROUTED = []
+
+
+def counted(candidates):
+    """Any worker; each request is counted."""
+    ROUTED.append(None)
+    return [0.0 for _ in candidates.num_requests]
 
 
 def test_ctrl_c_returns_what_is_done(capfd):
     long = db.Workload.synth(requests=30_000, rate=40, isl=200, osl=50)
-    interrupted_after(1.0)
-    found = db.simulate(long, vary={"router_mode": ["round-robin"]}, repeats=50, jobs=1)
+    with interrupted_once(lambda: len(ROUTED) >= 1000):
+        found = db.simulate(long, vary={"router_mode": [counted]}, repeats=50, jobs=1)
     assert not found.is_complete
     assert "interrupted: these are the results so far" in repr(found)
     assert 0 < len(found.requests) < 50 * 30_000
