@@ -183,8 +183,8 @@ def plan(
 
     Args:
         workload: a `Workload`, or the path of one.
-        deployment: the model, the GPU and all that is fixed; its number of workers, its GPUs per worker and its chunk size
-            are chosen, unless it names them (`tensor_parallel_size=2`, `max_num_batched_tokens=2048`).
+        deployment: the model, the GPU and all that is fixed. The number of workers is always chosen. So are GPUs per worker
+            and the chunk size, unless the deployment names them (`tensor_parallel_size=2`, `max_num_batched_tokens=2048`).
         slo: limits, as for `simulate`.
         vary: more settings to choose from, by name.
         repeats: runs of each point.
