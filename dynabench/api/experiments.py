@@ -1,6 +1,7 @@
 """The commands as functions: each takes the options of its command by name, and returns a result."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -473,7 +474,8 @@ def _beside_a_loop(call: Callable[[Interrupt | None], T]) -> T:
 
     is_over = threading.Event()  # a `join` that a signal ends takes the thread for ended
     with Interrupt() as interrupt:
-        threading.Thread(target=carry_out).start()
+        context = contextvars.copy_context()  # has what was called, for the manifest
+        threading.Thread(target=context.run, args=(carry_out,)).start()
         while not is_over.is_set():
             with suppress(InterruptError):
                 is_over.wait()

@@ -542,6 +542,13 @@ def test_a_server_is_measured(trace, url):
 
 def test_a_server_is_benchmarked(url, tmp_path):
     found = db.bench(url, concurrency=[1, 2], duration_s=0.2, isl=16, osl=4, out=tmp_path / "b", server_metrics=False)
+def test_a_manifest_has_the_call_from_a_notebook_too(trace, url):
+    async def cell():
+        return db.run(trace, url=url, max_requests=2, rate_scale=20.0, server_metrics=False)
+
+    assert asyncio.run(cell()).manifest["command"].startswith("dynabench.run(")
+
+
     assert found.points.concurrency.tolist() == [1, 2]
 
 
