@@ -293,7 +293,7 @@ def rehearse(
     Args:
         deployment: a `Deployment`, or the path of its YAML file.
         workload: whose requests are sent (default: generated ones, other ones for each seed).
-        seeds: how many seeds, from 0 on; or a range, such as `range(500, 600)`. Each is a rehearsal of its own.
+        seeds: how many seeds, from 0 on; or a range with step 1, such as `range(500, 600)`. Each is a rehearsal of its own.
         faults: how much goes wrong.
         requests: requests of each rehearsal.
         rate: requests per second, of generated requests.
@@ -307,6 +307,8 @@ def rehearse(
     from dynabench.rehearsal.all_seeds import run_rehearsal
     from dynabench.rehearsal.settings import RehearseConfig
 
+    if isinstance(seeds, range) and seeds.step != 1:
+        raise UserError(f"seeds is {seeds!r}; expected consecutive seeds, such as range(500, 600)")
     numbers = f"{seeds.start}..{seeds.stop}" if isinstance(seeds, range) else str(seeds)
     given = {"seeds": numbers, "faults": faults, "requests": requests, "rate": rate, "jobs": jobs}
     given["out"] = path_of("out", out)

@@ -454,6 +454,7 @@ def test_an_object_that_cannot_travel_is_one_line(trace):
         (lambda: db.load(), "name a results folder"),
         (lambda: db.rehearse(seeds=0), "seeds is '0'; expected a number"),
         (lambda: db.rehearse(faults="mild"), "faults must be"),
+        (lambda: db.rehearse(seeds=range(0, 10, 2)), "seeds is range(0, 10, 2); expected consecutive seeds"),
         (lambda: db.rehearse(db.Deployment(engine="vllm", model="x")), "worker-0 (serving.vllm) cannot be rehearsed"),
         (lambda: db.Deployment(engine=my_mode), "my_mode cannot be an engine: expected `async def generate(request)` with a yield"),
         (lambda: db.Deployment(engine="pytok"), "pools.worker.engine_file is missing; expected the Python file of your engine"),
