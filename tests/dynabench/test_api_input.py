@@ -13,7 +13,7 @@ import polars
 import pytest
 
 import dynabench as db
-from dynabench.api.wording import in_python
+from dynabench.api.wording import plain_errors
 
 ROLES = {"first": {"role": "prefill"}, "then": {"role": "decode"}}
 ROWS = {"ts": [0.0, 1.0, 2.5], "in": [10, 20, 30], "out": [1, 2, 3]}
@@ -172,6 +172,31 @@ def test_numbers_of_numpy_are_as_good_as_pythons(trace):
     assert db.Deployment(workers=np.int64(3)) == db.Deployment(workers=3)
     found = db.simulate(trace, repeats=np.int64(1), seed=np.int32(7), rate_scale=np.float64(2), jobs=1)
     assert found.verdict == db.simulate(trace, seed=7, rate_scale=2.0, jobs=1).verdict
+
+
+def test_numbers_of_numpy_are_taken_within_lists_and_mappings_and_as_arrays(trace):
+    pools = {"a": {"replicas": np.int64(2), "num_gpu_blocks": np.int32(900)}}
+    assert db.Deployment(pools=pools) == db.Deployment(pools={"a": {"replicas": 2, "num_gpu_blocks": 900}})
+    given = {"workers": np.array([1, 2]), "rate_scale": [np.float64(2)]}
+    found = db.simulate(trace, vary=given, jobs=1)
+    assert found.arms == db.simulate(trace, vary={"workers": [1, 2], "rate_scale": [2.0]}, jobs=1).arms
+    assert (
+        found.manifest["command"]
+        == "dynabench.simulate(..., vary={'workers': [1, 2], 'rate_scale': [2.0]}, repeats=1, seed=0, jobs=1)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (ConnectionRefusedError(111, "Connection refused"), "Connection refused"),
+        (OSError(28, "No space left on device", "x.json"), "x.json: No space left on device"),
+    ],
+)
+def test_an_error_of_the_system_names_a_file_only_if_there_is_one(error, message):
+    with pytest.raises(db.UserError) as caught, plain_errors():
+        raise error
+    assert str(caught.value) == message
 
 
 def test_a_plan_chooses_the_size_that_only_dynabench_gave():
