@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import pickle
 import threading
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -88,8 +87,8 @@ def test_equal_deployments_have_equal_hashes_and_copies_keep_their_settings():
     for same in (copy.deepcopy(fleet), pickle.loads(pickle.dumps(fleet)), dataclasses.replace(fleet)):
         assert same == fleet
         assert hash(same) == hash(fleet)
-        assert not same.chooses("num_gpu_blocks")
         assert same.chooses("max_num_batched_tokens")
+        assert not same.chooses("num_gpu_blocks")
     assert len({fleet, db.Deployment(workers=2, max_num_batched_tokens=1024), db.Deployment(workers=3)}) == 2
 
 
@@ -136,6 +135,7 @@ def test_arguments_of_another_type_are_refused(call, message, tmp_path):
         (frame(h=[[1], [1, 2, 3], [3]]), {"hash_ids": "h"}, r"row 2 of the frame: .*\(is block_size right\?\)"),
         (frame(ts=pd.to_datetime([1, 2, 3], unit="s")), {"arrival": "ts:ms"}, "ts holds times, whose unit is known"),
         (frame(ts=pd.to_timedelta([1, 2, 3], unit="s")), {"arrival": "ts:ms"}, "ts holds times, whose unit is known"),
+        (frame(ts=["2026-01-31T18:15:46"] * 3), {"arrival": "ts:ms"}, "ts holds times, whose unit is known"),
         ([1], {}, r"expected a data frame of pandas, polars or Arrow, not \[1\]"),
     ],
 )
@@ -204,6 +204,22 @@ def test_a_plan_chooses_the_size_that_only_dynabench_gave():
     assert db.Deployment(**LLAMA, tensor_parallel_size=1).chooses("tensor_parallel_size")
 
 
+@pytest.mark.parametrize("same", [copy.deepcopy, lambda fleet: pickle.loads(pickle.dumps(fleet)), dataclasses.replace])
+@pytest.mark.parametrize(("model", "gpus"), [("meta-llama/Llama-3.1-70B", 4), ("meta-llama/Llama-3.1-8B", 1)])
+def test_copies_know_whether_the_gpus_of_a_worker_were_chosen(same, model, gpus):
+    fleet = db.Deployment(model=model, gpu="h100")
+    assert fleet.pools[0].tensor_parallel_size == gpus
+    assert not same(fleet).chooses("tensor_parallel_size")
+    assert same(db.Deployment(model=model, gpu="h100", tensor_parallel_size=gpus)).chooses("tensor_parallel_size")
+
+
+@pytest.mark.parametrize(("gpus", "is_chosen"), [(4, False), (8, True)])
+def test_with_other_pools_gpus_that_the_model_needs_are_not_chosen(gpus, is_chosen):
+    fleet = db.Deployment(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=gpus)
+    changed = dataclasses.replace(fleet, pools=(dataclasses.replace(fleet.pools[0], replicas=3),))
+    assert changed.chooses("tensor_parallel_size") is is_chosen
+
+
 def test_results_cannot_be_changed_through_what_they_return(result):
     shown, estimate = repr(result), result.compare("kv").ttft.p90
     requests = result.requests
@@ -227,19 +243,3 @@ def test_calls_work_in_a_running_loop_and_in_threads(trace, result):
     for thread in threads:
         thread.join()
     assert [each.verdict for each in found] == [result.verdict] * 3
-@pytest.mark.parametrize("same", [copy.deepcopy, lambda fleet: pickle.loads(pickle.dumps(fleet)), dataclasses.replace])
-@pytest.mark.parametrize(("model", "gpus"), [("meta-llama/Llama-3.1-70B", 4), ("meta-llama/Llama-3.1-8B", 1)])
-def test_copies_know_whether_the_gpus_of_a_worker_were_chosen(same, model, gpus):
-    fleet = db.Deployment(model=model, gpu="h100")
-    assert fleet.pools[0].tensor_parallel_size == gpus
-    assert not same(fleet).chooses("tensor_parallel_size")
-    assert same(db.Deployment(model=model, gpu="h100", tensor_parallel_size=gpus)).chooses("tensor_parallel_size")
-
-
-@pytest.mark.parametrize(("gpus", "is_chosen"), [(4, False), (8, True)])
-def test_with_other_pools_gpus_that_the_model_needs_are_not_chosen(gpus, is_chosen):
-    fleet = db.Deployment(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=gpus)
-    changed = dataclasses.replace(fleet, pools=(dataclasses.replace(fleet.pools[0], replicas=3),))
-    assert changed.chooses("tensor_parallel_size") is is_chosen
-
-
