@@ -38,8 +38,15 @@ def checked(call: Callable[P, T]) -> Callable[P, T]:
 
 
 def plain(value: Any) -> Any:
-    """Return a number of numpy as Python's own; anything else as it is."""
-    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value
+    """Return numbers and arrays of numpy as Python's own, also within mappings, lists and tuples; anything else as it is."""
+    match value:
+        case Mapping():
+            return {name: plain(its) for name, its in value.items()}
+        case list():
+            return [plain(its) for its in value]
+        case tuple():
+            return tuple(map(plain, value))
+    return value.tolist() if hasattr(value, "shape") and hasattr(value, "tolist") else value
 
 
 @functools.cache

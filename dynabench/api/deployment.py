@@ -46,7 +46,7 @@ class Deployment(description.Deployment):
     Deployments are values: they are equal if all settings are, and `dataclasses.replace` changes one.
     """
 
-    __slots__ = ("_chosen",)
+    __slots__ = ()
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class Deployment(description.Deployment):
         if _is_whole(settings.get("pools")):  # all fields, from `dataclasses.replace`
             with plain_errors():
                 description.Deployment.__init__(self, router_mode=named(router_mode, "router_mode"), **settings)
-            self._note(_changed(self))
+            if not isinstance(self.pools, _Pools):
+                self._note(_named(self))
             return
         shared = {"model": model, "gpu": gpu, "workers": workers}
         given = {
@@ -140,7 +141,7 @@ class Deployment(description.Deployment):
 
     def chooses(self, name: str) -> bool:
         """Return whether this setting of a pool was chosen by the user, not left to its default."""
-        return name in getattr(self, "_chosen", _changed(self))  # a copy or a pickle has fields alone
+        return isinstance(self.pools, _Pools) and name in self.pools.chosen
 
     def _take(self, made: description.Deployment, *, chosen: Collection[str]) -> None:
         for part in fields(description.Deployment):
@@ -148,7 +149,19 @@ class Deployment(description.Deployment):
         self._note(chosen)
 
     def _note(self, chosen: Collection[str]) -> None:
-        object.__setattr__(self, "_chosen", frozenset(chosen))
+        object.__setattr__(self, "pools", _Pools.of(self.pools, chosen))
+
+
+class _Pools(tuple[Pool, ...]):
+    """Pools that know which of their settings were chosen: as part of a field, this stays in copies, also changed ones."""
+
+    chosen: frozenset[str]
+
+    @classmethod
+    def of(cls, pools: Collection[Pool], chosen: Collection[str]) -> Self:
+        self = cls(pools)
+        self.chosen = frozenset(chosen)
+        return self
 
 
 def _is_whole(pools: object) -> bool:
@@ -160,6 +173,12 @@ def _changed(made: description.Deployment) -> frozenset[str]:
     blank = {pool.engine: plain_pool(Pool(engine=pool.engine)) for pool in made.pools}
     settings = [(name, value, blank[pool.engine]) for pool in made.pools for name, value in plain_pool(pool).items()]
     return frozenset(name for name, value, usual in settings if value != usual[name])
+
+
+def _named(made: description.Deployment) -> frozenset[str]:
+    """Return the settings of pools that are neither at their defaults nor, as GPUs per worker, what `_fitting` gives."""
+    is_fitting = all(pool == _fitting_pool(pool) for pool in made.pools)
+    return _changed(made) - ({"tensor_parallel_size"} if is_fitting else set())
 
 
 def _hashable(value: Any) -> Any:

@@ -1,6 +1,7 @@
 """The commands as functions: each takes the options of its command by name, and returns a result."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -183,8 +184,8 @@ def plan(
 
     Args:
         workload: a `Workload`, or the path of one.
-        deployment: the model, the GPU and all that is fixed; its number of workers, its GPUs per worker and its chunk size
-            are chosen, unless it names them (`tensor_parallel_size=2`, `max_num_batched_tokens=2048`).
+        deployment: the model, the GPU and all that is fixed. The number of workers is always chosen. So are GPUs per worker
+            and the chunk size, unless the deployment names them (`tensor_parallel_size=2`, `max_num_batched_tokens=2048`).
         slo: limits, as for `simulate`.
         vary: more settings to choose from, by name.
         repeats: runs of each point.
@@ -292,7 +293,7 @@ def rehearse(
     Args:
         deployment: a `Deployment`, or the path of its YAML file.
         workload: whose requests are sent (default: generated ones, other ones for each seed).
-        seeds: how many seeds, from 0 on; or a range, such as `range(500, 600)`. Each is a rehearsal of its own.
+        seeds: how many seeds, from 0 on; or a range with step 1, such as `range(500, 600)`. Each is a rehearsal of its own.
         faults: how much goes wrong.
         requests: requests of each rehearsal.
         rate: requests per second, of generated requests.
@@ -306,6 +307,8 @@ def rehearse(
     from dynabench.rehearsal.all_seeds import run_rehearsal
     from dynabench.rehearsal.settings import RehearseConfig
 
+    if isinstance(seeds, range) and seeds.step != 1:
+        raise UserError(f"seeds is {seeds!r}; expected consecutive seeds, such as range(500, 600)")
     numbers = f"{seeds.start}..{seeds.stop}" if isinstance(seeds, range) else str(seeds)
     given = {"seeds": numbers, "faults": faults, "requests": requests, "rate": rate, "jobs": jobs}
     given["out"] = path_of("out", out)
@@ -473,7 +476,8 @@ def _beside_a_loop(call: Callable[[Interrupt | None], T]) -> T:
 
     is_over = threading.Event()  # a `join` that a signal ends takes the thread for ended
     with Interrupt() as interrupt:
-        threading.Thread(target=carry_out).start()
+        context = contextvars.copy_context()  # has what was called, for the manifest
+        threading.Thread(target=context.run, args=(carry_out,)).start()
         while not is_over.is_set():
             with suppress(InterruptError):
                 is_over.wait()

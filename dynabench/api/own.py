@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from foundation.errors import UserError
+from foundation.files import replace_text
 from foundation.own_code import GIVEN
 from foundation.text import one_line
 
@@ -107,7 +108,7 @@ def named(value: Any, setting: str) -> Any:
     place = _folder() / hashlib.sha256(text.encode()).hexdigest()[:12] / f"{name}.py"
     if not place.exists():
         place.parent.mkdir(exist_ok=True)
-        place.write_text(text)
+        replace_text(place, text)  # another thread may give the same object
     GIVEN[str(place)] = name
     return str(place)
 

@@ -31,7 +31,8 @@ def plain_errors() -> Iterator[None]:
         with errors.plain_errors():
             yield
     except OSError as error:
-        raise UserError(f"{error.filename or 'the output'}: {error.strerror or error}") from error
+        said = error.strerror or str(error)
+        raise UserError(said if error.filename is None else f"{error.filename}: {said}") from error
     except UserError as error:
         error.args = (in_python(str(error)),)
         raise

@@ -11,7 +11,7 @@ from dynabench.experiment.workload_file import read_workload, write_workload
 from foundation.errors import UserError
 from foundation.settings import settings_of
 from workloads import formats
-from workloads.describe import Description, describe_workload, lengths_of
+from workloads.describe import Description, describe_workload
 from workloads.synthesize import SynthConfig, synthesize
 
 
@@ -120,8 +120,11 @@ class Workload(workloads.Workload):
         return describe_workload(self)
 
     def __repr__(self) -> str:
-        lengths = lengths_of(self)
-        return f"<Workload {self.name}: {len(self):,} requests in {self.duration_s:,.1f} s{lengths and f'; {lengths}'}>"
+        said = f"{self.name}: {len(self):,} requests in {self.duration_s:,.1f} s"
+        if not len(self):
+            return f"<Workload {said}>"
+        isl, osl = self.columns.input_length.mean(), self.columns.output_length.mean()
+        return f"<Workload {said}; mean ISL {isl:,.0f} tokens; mean OSL {osl:,.0f} tokens>"
 
     @classmethod
     def _of(cls, made: workloads.Workload) -> Self:

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -9,10 +10,10 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
+import httpx
 import matplotlib as mpl
 import pandas as pd
 import polars
@@ -31,6 +32,7 @@ from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.run import Rehearsal
 from serving.planner.policies.policy import Proposal
 from serving.router import Policy
+from workloads import describe
 
 mpl.use("agg")
 
@@ -218,11 +220,11 @@ def test_a_wrong_setting_of_a_deployment_is_one_line(settings, message):
 # Workloads
 
 
-def test_a_workload_shows_its_mean_lengths_prefixes_included():
+def test_a_workload_shows_its_mean_lengths_prefixes_included(monkeypatch):
+    monkeypatch.setattr(describe, "reuse_of", None)  # walks every block, which is too slow for a `repr`
     made = db.Workload.synth(requests=100, isl=1500, isl_distribution="constant", osl=64, osl_distribution="constant")
     assert ": 100 requests in " in repr(made)
-    assert "mean ISL 3,548 tokens, " in repr(made)
-    assert repr(made).endswith("of them shared with earlier prompts; mean OSL 64 tokens>")
+    assert repr(made).endswith("; mean ISL 3,548 tokens; mean OSL 64 tokens>")
 
 
 def test_a_frame_becomes_a_workload():
@@ -452,6 +454,7 @@ def test_an_object_that_cannot_travel_is_one_line(trace):
         (lambda: db.run(url="http://127.0.0.1:9"), "127.0.0.1:9"),
         (lambda: db.load(), "name a results folder"),
         (lambda: db.rehearse(seeds=0), "seeds is '0'; expected a number"),
+        (lambda: db.rehearse(seeds=range(0, 10, 2)), "seeds is range(0, 10, 2); expected consecutive seeds"),
         (lambda: db.rehearse(faults="mild"), "faults must be"),
         (lambda: db.rehearse(db.Deployment(engine="vllm", model="x")), "worker-0 (serving.vllm) cannot be rehearsed"),
         (lambda: db.Deployment(engine=my_mode), "my_mode cannot be an engine: expected `async def generate(request)` with a yield"),
@@ -537,6 +540,13 @@ def test_a_server_is_measured(trace, url):
     found = db.run(trace, url=url, max_requests=20, rate_scale=20.0, server_metrics=False)
     assert list(found.arms) == ["endpoint"]
     assert len(found.requests) == 20
+
+
+def test_a_manifest_has_the_call_from_a_notebook_too(trace, url):
+    async def cell():
+        return db.run(trace, url=url, max_requests=2, rate_scale=20.0, server_metrics=False)
+
+    assert asyncio.run(cell()).manifest["command"].startswith("dynabench.run(")
 
 
 def test_a_server_is_benchmarked(url, tmp_path):
@@ -645,7 +655,7 @@ def test_messages_name_arguments_and_no_flags(of_command, of_python):
     assert in_python(of_command) == of_python
 
 
-FOREIGN = {"all-metrics", "scheduler-cls", "ulimit", "hf-overrides"}
+FOREIGN = {"all-metrics", "scheduler-cls", "ulimit", "hf-overrides", "adapters", "save-detailed"}
 """Flags in messages that the API cannot cause, or of other programs."""
 
 
@@ -662,6 +672,7 @@ def test_no_message_of_the_experiments_has_a_flag_that_is_no_argument():
         "live",
         "rehearsal",
         "virtual",
+        "../workloads",
     )
     for path in sorted(
         path
@@ -688,11 +699,11 @@ def test_a_folder_that_exists_is_refused_in_words_of_python(result, tmp_path):
 
 @pytest.mark.parametrize("is_cell", [False, True])
 def test_ctrl_c_in_a_live_run_returns_what_is_done_and_prints_nothing(url, capfd, is_cell):
-    long = db.Workload.synth(requests=5000, rate=40, isl=16, osl=4)
+    long = db.Workload.synth(requests=5000, rate=100, isl=16, osl=4)
 
     def measured():
-        interrupted_after(1.5)
-        return db.run(long, url=url, server_metrics=False)
+        with interrupted_once(requests_reached(url, 100)):
+            return db.run(long, url=url, server_metrics=False)
 
     async def cell():
         return measured()
@@ -704,28 +715,57 @@ def test_ctrl_c_in_a_live_run_returns_what_is_done_and_prints_nothing(url, capfd
 
 
 def test_ctrl_c_in_a_benchmark_prints_nothing(url, tmp_path, capfd):
-    interrupted_after(2.5)
-    found = db.bench(
-        url, concurrency=[1, 2, 4, 8], duration_s=1, isl=16, osl=4, out=tmp_path / "b", server_metrics=False
-    )
+    with interrupted_once(requests_reached(url, 100)):
+        found = db.bench(
+            url, concurrency=[1, 2, 4, 8], duration_s=1, isl=16, osl=4, out=tmp_path / "b", server_metrics=False
+        )
     assert not found.is_complete
     assert capfd.readouterr() == ("", "")
 
 
-def interrupted_after(seconds):
-    """Press Ctrl-C after a while."""
+@contextlib.contextmanager
+def interrupted_once(is_due):
+    """Press Ctrl-C once in this block, as soon as that is due."""
+    is_over = threading.Event()
 
     def ctrl_c():
-        time.sleep(seconds)
-        os.kill(os.getpid(), signal.SIGINT)
+        while not is_over.wait(0.02):
+            if is_due():
+                os.kill(os.getpid(), signal.SIGINT)
+                return
 
-    threading.Thread(target=ctrl_c).start()
+    pressing = threading.Thread(target=ctrl_c)
+    pressing.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        pressing.join()
+
+
+def requests_reached(url, number):
+    """Return what says whether so many more requests than now have reached the known server."""
+
+    def count():
+        return httpx.get(f"{url}/stats").json()["requests"]
+
+    before = count()
+    return lambda: count() >= before + number
+
+
+ROUTED = []
+
+
+def counted(candidates):
+    """Any worker; each request is counted."""
+    ROUTED.append(None)
+    return [0.0 for _ in candidates.num_requests]
 
 
 def test_ctrl_c_returns_what_is_done(capfd):
     long = db.Workload.synth(requests=30_000, rate=40, isl=200, osl=50)
-    interrupted_after(1.0)
-    found = db.simulate(long, vary={"router_mode": ["round-robin"]}, repeats=50, jobs=1)
+    with interrupted_once(lambda: len(ROUTED) >= 1000):
+        found = db.simulate(long, vary={"router_mode": [counted]}, repeats=50, jobs=1)
     assert not found.is_complete
     assert "interrupted: these are the results so far" in repr(found)
     assert 0 < len(found.requests) < 50 * 30_000

@@ -80,12 +80,12 @@ def _read(source: Source, *, names: Mapping[str, str], unit: str | None) -> Iter
         is_any_read = True
         values = {field: _value(row, name) for field, name in names.items()}
         arrival = values["arrival"]
-        if is_given and isinstance(arrival, datetime.datetime | datetime.timedelta):
-            raise row.fail(f"{names['arrival']} holds times, whose unit is known; leave out :{unit}")
         if unit is None and (number := _number(arrival)) is not None:
             unit = _unit_of(names["arrival"], number)
             source.keep([f"{names['arrival']} read as times in {unit} (to change: arrival={names['arrival']}:UNIT)"])
         seconds = _seconds(row, names["arrival"], arrival, unit)
+        if is_given and _number(arrival) is None:
+            raise row.fail(f"{names['arrival']} holds times, whose unit is known; leave out :{unit}")
         ids = values.get("hash_ids")
         blocks = source.lengths_only(length) if ids is None else _ids(row, ids, length, source)
         session = values.get("session")
