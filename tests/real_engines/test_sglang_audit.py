@@ -48,6 +48,15 @@ def test_aborted_requests_end_in_the_same_steps(process, changes):
     assert ours == theirs
 
 
+@pytest.mark.parametrize(("seed", "has_overlap"), [(10, False), (11, True), (11, False), (13, True)])
+def test_requests_that_are_aborted_and_retracted_at_once_stay_over(process, seed, has_overlap):
+    config = replace(TIGHT, max_total_tokens=160, new_token_ratio_decay_steps=1)
+    config = replace(config, disable_overlap_schedule=not has_overlap)
+    ours, theirs = (rows_with_aborts(config, seed, each, num_blocks=40) for each in (None, process.new_scheduler))
+    process.forget()
+    assert ours == theirs
+
+
 def test_a_setting_that_is_changed_is_found_and_named(process):
     class Wrong:
         engine, release, forget = process.engine, process.release, process.forget
