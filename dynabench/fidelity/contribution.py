@@ -30,6 +30,8 @@ def check_contributable(settings: Settings, path: Path) -> None:
     timing = pool.timing
     if timing.timing_name != "roofline" or timing.model is None:
         raise UserError(f"{WHY}give both, and no other step times")
+    if timing.host_times != pool.engine_type:
+        raise UserError(f"{WHY}leave out --timed-as, so that times are those of {pool.engine_type}")
     if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
         raise UserError(f"{WHY}leave out --speedup-ratio and --decode-speedup-ratio")
     if bundled_id(timing.model) is None:

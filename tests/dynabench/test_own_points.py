@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 
 import pytest
@@ -87,6 +88,7 @@ def test_rows_are_added_to_a_file_of_points_and_to_no_other(real, tmp_path):
     [
         (["--timing", "constant"], "give both, and no other step times"),
         ([*QWEN, "--speedup-ratio", 2], "leave out --speedup-ratio"),
+        ([*QWEN, "--timed-as", "sglang"], "leave out --timed-as, so that times are those of vllm"),
         ([*QWEN, "--pipeline-parallel-size", 2], "no columns for pipelines and speculation"),
     ],
 )
@@ -132,6 +134,22 @@ def test_a_file_with_something_else_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setenv(OWN_POINTS, str(file))
     with pytest.raises(UserError, match=r"points.csv, line 2: silicon_data_source is not one of the names"):
         model_error(TimingConfig(model="Qwen/Qwen3-0.6B", gpu="l40s"))
+
+
+def test_a_file_is_read_again_when_it_or_the_folder_changes(tmp_path, monkeypatch):
+    timing = TimingConfig(model="Qwen/Qwen3-0.6B", gpu="l40s")
+    case = {"model_path": "Qwen/Qwen3-0.6B", "gpu": "l40s", "system": "l40s", "precision": "bf16", "backend": "vllm"}
+    monkeypatch.setenv(OWN_POINTS, "points.csv")
+    monkeypatch.chdir(tmp_path)
+    add_points(tmp_path / "points.csv", [ROW | case])
+    counts = [model_error(timing).own]
+    add_points(tmp_path / "points.csv", [ROW | case])
+    os.utime("points.csv", ns=(1, 1))
+    counts.append(model_error(timing).own)
+    (tmp_path / "other").mkdir()
+    add_points(tmp_path / "other" / "points.csv", [ROW | case] * 3)
+    monkeypatch.chdir(tmp_path / "other")
+    assert [*counts, model_error(timing).own] == [1, 2, 3]
 
 
 def test_ones_own_points_narrow_ones_own_model_error(tmp_path, monkeypatch):
