@@ -79,7 +79,7 @@ def test_rows_are_added_to_a_file_of_points_and_to_no_other(real, tmp_path):
     file.write_text("name,secret\nhost,hunter2\n")
     refused = validate(real, *QWEN, "--contribute", file, out="c")
     assert refused.returncode == 2
-    assert "line 2: the columns are not those of a file of points" in refused.stderr
+    assert "the columns are not those of a file of points" in refused.stderr
     assert file.read_text() == "name,secret\nhost,hunter2\n"
 
 
@@ -98,6 +98,15 @@ def test_what_a_row_could_not_say_is_refused_before_anything_is_measured(real, t
     assert message in re.sub(r"\s+", " ", refused.stderr)
     assert not (tmp_path / "points.csv").exists()
     assert not (real.parent / "out").exists()
+
+
+def test_a_mean_of_nothing_is_not_contributed(real, tmp_path):
+    rows = [json.loads(line) for line in real.read_text().splitlines()]
+    real.write_text("".join(json.dumps(row | {"last_token_ts": row["first_token_ts"]}) + "\n" for row in rows))
+    refused = validate(real, *QWEN, "--contribute", tmp_path / "points.csv")
+    assert refused.returncode == 2
+    assert "a mean TPOT is 0, so there is nothing to contribute" in re.sub(r"\s+", " ", refused.stderr)
+    assert not (tmp_path / "points.csv").exists()
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(real):
@@ -134,6 +143,43 @@ def test_a_file_with_something_else_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setenv(OWN_POINTS, str(file))
     with pytest.raises(UserError, match=r"points.csv, line 2: silicon_data_source is not one of the names"):
         model_error(TimingConfig(model="Qwen/Qwen3-0.6B", gpu="l40s"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp_size": "1.5"}, "tp_size is not a whole number"),
+        ({"tp_size": "0"}, "tp_size is 0; expected more"),
+        ({"isl": "0"}, "isl is 0; expected more"),
+        ({"concurrency": "0"}, "concurrency is 0; expected more"),
+        ({"ttft": "0"}, "ttft is 0; expected more"),
+        ({"silicon_tpot_ms": "0.0000"}, "silicon_tpot_ms is 0; expected more"),
+        ({"ttft": None}, "ttft is not a number"),
+        ({"ttft": "١٢"}, "ttft is not a number"),
+        ({"problem": None}, "problem is not one of the names"),
+    ],
+)
+def test_what_has_no_ratio_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check(ROW | changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [lines[0], lines[1].rsplit(",", 3)[0]], "line 2: tpot is not a number"),
+        (lambda lines: [lines[0], lines[1] + ",1"], "line 2: the columns are not those"),
+        (lambda lines: ["name,secret"], "points.csv: the columns are not those"),
+        (lambda lines: [lines[0] + ",tpot", lines[1] + ",1"], "points.csv: the columns are not those"),
+        (lambda lines: [], "points.csv: the columns are not those"),
+    ],
+)
+def test_lines_that_are_too_short_or_too_long_are_refused(tmp_path, change, message):
+    file = tmp_path / "points.csv"
+    add_points(file, [ROW])
+    file.write_text("\n".join(change(file.read_text().splitlines())))
+    with pytest.raises(UserError, match=message):
+        read_points(file)
 
 
 def test_a_file_is_read_again_when_it_or_the_folder_changes(tmp_path, monkeypatch):
