@@ -157,12 +157,17 @@ class ModelError(NamedTuple):
         """Return what is known of a metric, and whose error that is: TTFT's or TPOT's."""
         return (self.ttft, "TTFT") if has_errors_of_ttft(metric) else (self.tpot, "TPOT")
 
-    def __str__(self) -> str:
+    @property
+    def measured(self) -> str:
+        """The points of the nearest case, in words."""
         published = self.points - self.own
-        found = f"{published:,} published point{'s' * (published != 1)} of {self.nearest}"
-        if self.own:
-            found = f"your own {self.own:,} point{'s' * (self.own != 1)} of {self.nearest}"
-            found += f" and {published:,} published" * (published > 0)
+        if not self.own:
+            return f"{published:,} published point{'s' * (published != 1)} of {self.nearest}"
+        found = f"your own {self.own:,} point{'s' * (self.own != 1)} of {self.nearest}"
+        return f"{found} and {published:,} published" if published else found
+
+    def __str__(self) -> str:
+        found = self.measured
         if self.differs:
             found = f"the nearest measured case, {found} ({self.differs})"
         return f"{found}; only a hint, because that is far away" if self.distance > FAR else found

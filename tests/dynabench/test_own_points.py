@@ -7,6 +7,8 @@ import re
 
 import pytest
 
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.head import model_errors
 from dynabench.experiment.model_error import OWN_POINTS, model_error
 from dynabench.experiment.own_points import NUMBER, add_points, check, columns, read_points, words
 from foundation.errors import UserError
@@ -196,6 +198,16 @@ def test_a_file_is_read_again_when_it_or_the_folder_changes(tmp_path, monkeypatc
     add_points(tmp_path / "other" / "points.csv", [ROW | case] * 3)
     monkeypatch.chdir(tmp_path / "other")
     assert [*counts, model_error(timing).own] == [1, 2, 3]
+
+
+def test_the_errors_of_several_arms_name_points_as_that_of_one_does(tmp_path, monkeypatch):
+    case = {"model_path": "Qwen/Qwen3-0.6B", "gpu": "l40s", "system": "l40s", "precision": "bf16", "backend": "vllm"}
+    add_points(tmp_path / "points.csv", [ROW | case])
+    monkeypatch.setenv(OWN_POINTS, str(tmp_path / "points.csv"))
+    timings = [TimingConfig(model=name, gpu="l40s") for name in ("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-70B")]
+    said = model_errors([Deployment(pools=(Pool(timing=timing),)) for timing in timings])
+    assert "your own 1 point of Qwen/Qwen3-0.6B bfloat16 on vllm and l40s" in said
+    assert all(model_error(timing).measured in said for timing in timings)
 
 
 def test_ones_own_points_narrow_ones_own_model_error(tmp_path, monkeypatch):
