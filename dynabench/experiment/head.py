@@ -312,9 +312,7 @@ def _widest(errors: Sequence[ModelError]) -> str:
     if len(errors) == 1:
         return errors[0].text
     tpot, ttft = (_hull([ratios.interval for ratios in each]) for each in zip(*(e[:2] for e in errors), strict=True))
-    cases = dict.fromkeys(
-        f"{error.points:,} {'published ' * (not error.own)}points of {error.nearest}" for error in errors
-    )
+    cases = dict.fromkeys(error.measured for error in errors)
     named = [*cases][:MOST] + [f"those of {len(cases) - MOST} other cases"] * (len(cases) > MOST)
     far = sum(error.distance > FAR for error in errors)
     hint = "; only a hint, because that is far away" + " from some arms" * (far < len(errors))

@@ -157,12 +157,17 @@ class ModelError(NamedTuple):
         """Return what is known of a metric, and whose error that is: TTFT's or TPOT's."""
         return (self.ttft, "TTFT") if has_errors_of_ttft(metric) else (self.tpot, "TPOT")
 
-    def __str__(self) -> str:
+    @property
+    def measured(self) -> str:
+        """The points of the nearest case, in words."""
         published = self.points - self.own
-        found = f"{published:,} published point{'s' * (published != 1)} of {self.nearest}"
-        if self.own:
-            found = f"your own {self.own:,} point{'s' * (self.own != 1)} of {self.nearest}"
-            found += f" and {published:,} published" * (published > 0)
+        if not self.own:
+            return f"{published:,} published point{'s' * (published != 1)} of {self.nearest}"
+        found = f"your own {self.own:,} point{'s' * (self.own != 1)} of {self.nearest}"
+        return f"{found} and {published:,} published" if published else found
+
+    def __str__(self) -> str:
+        found = self.measured
         if self.differs:
             found = f"the nearest measured case, {found} ({self.differs})"
         return f"{found}; only a hint, because that is far away" if self.distance > FAR else found
@@ -291,19 +296,29 @@ def known_points() -> Points:
     Raises:
         UserError: a file cannot be read, or has something else than points.
     """
-    return _points(os.environ.get(OWN_POINTS, ""))
+    paths = [Path(name).resolve() for name in os.environ.get(OWN_POINTS, "").split(os.pathsep) if name]
+    return _points(tuple((path, _written_ns(path)) for path in paths))
+
+
+def _written_ns(path: Path) -> int:
+    """Return when a file was written last; 0, if it cannot be read."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:  # reported when it is read
+        return 0
 
 
 def published_points() -> Points:
     """Return the points that come with dynabench."""
-    return _points("")
+    return _points(())
 
 
 @cache
-def _points(paths: str) -> Points:
+def _points(own: tuple[tuple[Path, int], ...]) -> Points:
+    """Return points that come with dynabench, and those of files, each with the time when it was written last."""
     text = files(__package__).joinpath("published_points.csv").read_text(encoding="utf-8")
-    own = [row for path in paths.split(os.pathsep) if path for row in read_points(Path(path))]
-    return Points([*csv.DictReader(text.splitlines()), *own])
+    rows = [row for path, _ in own for row in read_points(path)]
+    return Points([*csv.DictReader(text.splitlines()), *rows])
 
 
 def kind_of(shape: ModelShape) -> str:

@@ -29,8 +29,10 @@ SOURCE, SPLIT = "own runs;", "own"
 """What stands for the source of a published point, and for what it was used for."""
 PRECISIONS = {"bfloat16": "bf16"}
 """Types of weights that are called otherwise in points."""
-NUMBER = re.compile(r"\d{1,12}(\.\d{1,6})?")
+NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 """No longer than a figure is, so that nothing can hide in one."""
+TIMES = ("silicon_ttft_ms", "silicon_tpot_ms", "ttft", "tpot")
+"""Columns of numbers with decimals; those of others count something."""
 
 
 @cache
@@ -58,20 +60,29 @@ def words() -> Mapping[str, Collection[str]]:
     }
 
 
-def check(row: Mapping[str, str]) -> None:
-    """Refuse a row with anything but known words and numbers.
+def check(row: Mapping[str, str | None]) -> None:
+    """Refuse a row with anything but known words and numbers above 0.
 
     Raises:
         ValueError: it has something else; the message names the column, not the value.
     """
-    if set(row) != set(columns()):
-        raise ValueError(f"the columns are not those of a file of points; expected {', '.join(columns())}")
+    _check_columns(row)
     for name, value in row.items():
         known = words().get(name)
-        if known is not None and value not in known:
-            raise ValueError(f"{name} is not one of the names that dynabench knows")
-        if known is None and not NUMBER.fullmatch(value):
+        if known is not None:
+            if value not in known:
+                raise ValueError(f"{name} is not one of the names that dynabench knows")
+        elif value is None or not NUMBER.fullmatch(value):  # csv's reader fills short lines with None
             raise ValueError(f"{name} is not a number")
+        elif name not in TIMES and not value.isdigit():
+            raise ValueError(f"{name} is not a whole number")
+        elif not float(value):
+            raise ValueError(f"{name} is 0; expected more")
+
+
+def _check_columns(names: Collection[str]) -> None:
+    if set(names) != set(columns()) or len(names) != len(columns()):
+        raise ValueError(f"the columns are not those of a file of points; expected {', '.join(columns())}")
 
 
 def read_points(path: Path) -> list[Row]:
@@ -81,7 +92,9 @@ def read_points(path: Path) -> list[Row]:
         UserError: it cannot be read, or has something else than points.
     """
     try:
-        rows: list[Row] = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+        reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
+        _check_columns(reader.fieldnames or ())
+        rows: list[Row] = list(reader)
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"points {path}: {error}") from error
     for line, row in enumerate(rows, 2):

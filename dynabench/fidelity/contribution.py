@@ -30,6 +30,8 @@ def check_contributable(settings: Settings, path: Path) -> None:
     timing = pool.timing
     if timing.timing_name != "roofline" or timing.model is None:
         raise UserError(f"{WHY}give both, and no other step times")
+    if timing.host_times != pool.engine_type:
+        raise UserError(f"{WHY}leave out --timed-as, so that times are those of {pool.engine_type}")
     if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
         raise UserError(f"{WHY}leave out --speedup-ratio and --decode-speedup-ratio")
     if bundled_id(timing.model) is None:
@@ -47,7 +49,7 @@ def contributed(settings: Settings, runs: Mapping[str, Runs], found: Mapping[str
         found: how close they came.
 
     Raises:
-        UserError: nothing was answered, or no answer had two tokens.
+        UserError: nothing was answered, no answer had two tokens, or a mean is 0.
     """
     (pool,) = settings.deployment.pools
     return [_engine(pool) | _load(pool, runs[mode]) | _figures(found[mode]) for mode in runs]
@@ -97,5 +99,8 @@ def _figures(found: ArmFidelity) -> Row:
     figures: Row = {}
     for metric in ("ttft", "tpot"):
         row = rows[f"{metric}.mean"]
-        figures |= {f"silicon_{metric}_ms": f"{row.real * 1e3:.4f}", metric: f"{row.simulated * 1e3:.4f}"}
+        means = {f"silicon_{metric}_ms": f"{row.real * 1e3:.4f}", metric: f"{row.simulated * 1e3:.4f}"}
+        if not all(map(float, means.values())):
+            raise UserError(f"a mean {metric.upper()} is 0, so there is nothing to contribute")
+        figures |= means
     return figures

@@ -115,7 +115,9 @@ class SchedulerProcess:
     def _version(self) -> tuple[str, str]:
         """Ask which release it is; a program that is no Python may never answer."""
         self._send("version")
-        if not select.select([self._answers], [], [], START_S)[0]:
+        answers = select.poll()  # unlike select, it takes descriptors above 1023
+        answers.register(self._answers, select.POLLIN)
+        if not answers.poll(START_S * 1e3):
             self._process.kill()
             raise UserError(
                 f"{self.python} did not answer within {START_S:g} s; expected a Python that has {TITLES[self.engine]} (--engine-python)"

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.append(str(Path(__file__).parents[2]))
 
@@ -257,34 +257,56 @@ class Engine(RealScheduler):
             self._blocks[each] = None if place is None else (place[0], place[1] // page)
 
 
+class Fork(NamedTuple):
+    """The process of one engine."""
+
+    process: Any
+    connection: Connection
+    folder: tempfile.TemporaryDirectory[str]
+    """It is ours, because a process that is terminated leaves its own behind."""
+
+    def end(self) -> None:
+        """End it, and remove its folder."""
+        self.connection.close()
+        self.process.terminate()
+        self.process.join()
+        self.folder.cleanup()
+
+
 class Schedulers:
     """The processes of all engines."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("fork")
         self._is_prepared = False
-        self._engines: list[tuple[Any, Connection]] = []
+        self._engines: list[Fork] = []
 
     def __call__(self, name: str, engine: int, argument: Any) -> Any:
         """Answer a message."""
         if name == "version":
             return version()
         if name == "forget":
-            return self._forget()
+            return self.forget()
         if name == "new":
             return self._new(argument)
-        return self._asked(self._engines[engine][1], (name, argument))
+        return self._asked(self._engines[engine].connection, (name, argument))
 
     def _new(self, given: dict[str, Any]) -> int:
         if not self._is_prepared:
             prepare_to_fork()
             self._is_prepared = True
+        folder = tempfile.TemporaryDirectory()
         ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=run_engine, args=(given, theirs, ours.close), daemon=True)
-        process.start()
+        arguments = (given, Path(folder.name), theirs, ours.close)
+        fork = Fork(self._context.Process(target=run_engine, args=arguments, daemon=True), ours, folder)
+        fork.process.start()
         theirs.close()
-        self._asked(ours, None)
-        self._engines.append((process, ours))
+        try:
+            self._asked(ours, None)
+        except BaseException:
+            fork.end()
+            raise
+        self._engines.append(fork)
         return len(self._engines) - 1
 
     @staticmethod
@@ -299,24 +321,24 @@ class Schedulers:
             raise RuntimeError(answer)
         return answer
 
-    def _forget(self) -> bool:
-        for process, connection in self._engines:
-            connection.close()
-            process.terminate()
-            process.join()
+    def forget(self) -> bool:
+        """End all engines."""
+        for fork in self._engines:
+            fork.end()
         self._engines.clear()
         return True
 
 
-def run_engine(given: dict[str, Any], asked: Connection, close_other: Callable[[], None]) -> None:
+def run_engine(given: dict[str, Any], folder: Path, asked: Connection, close_other: Callable[[], None]) -> None:
     """Be one engine until the pipe is closed: first report whether it could be made, then answer."""
     close_other()
-    with environment(given), tempfile.TemporaryDirectory() as folder:
-        engine: Engine | None = None
+    tempfile.tempdir = str(folder)  # SGLang leaves files there
+    engine: Engine | None = None
+    with environment(given):
         while True:
             try:
                 if engine is None:
-                    engine, answer = Engine(Path(folder), given), None
+                    engine, answer = Engine(folder, given), None
                 else:
                     name, argument = asked.recv()
                     answer = getattr(engine, f"ask_{name}")(argument)
@@ -327,6 +349,8 @@ def run_engine(given: dict[str, Any], asked: Connection, close_other: Callable[[
 
                 traceback.print_exc()
                 asked.send((False, f"{type(error).__name__}: {error}"))
+                if engine is None:
+                    return
             else:
                 asked.send((True, answer))
 
@@ -350,4 +374,8 @@ def version() -> list[str]:
 if __name__ == "__main__":
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # it computes next to nothing, and forks
     warnings.filterwarnings("ignore")
-    serve(int(sys.argv[1]), int(sys.argv[2]), Schedulers())
+    schedulers = Schedulers()
+    try:
+        serve(int(sys.argv[1]), int(sys.argv[2]), schedulers)
+    finally:
+        schedulers.forget()

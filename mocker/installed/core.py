@@ -139,7 +139,8 @@ class InstalledCore(Core):
         self.running.remove(sequence)
         self._prefilling.pop(sequence, None)
         self._waiting[sequence] = None
-        sequence.state = WAITING
+        if not sequence.is_over:  # SGLang has yet to end what was aborted
+            sequence.state = WAITING
         sequence.num_computed = 0
         sequence.num_preemptions += 1
         return sequence
@@ -148,7 +149,8 @@ class InstalledCore(Core):
         del self._waiting[sequence]
         self.running.append(sequence)
         self._prefilling[sequence] = None
-        sequence.state = RUNNING
+        if not sequence.is_over:
+            sequence.state = RUNNING
         sequence.num_computed = num_found
         self.prefix_cache_stats.count(sequence, num_found)
         if sequence.num_preemptions:

@@ -2,10 +2,13 @@
 
 import csv
 import json
+import os
 import re
 
 import pytest
 
+from dynabench.deployment.description import Deployment, Pool
+from dynabench.experiment.head import model_errors
 from dynabench.experiment.model_error import OWN_POINTS, model_error
 from dynabench.experiment.own_points import NUMBER, add_points, check, columns, read_points, words
 from foundation.errors import UserError
@@ -78,7 +81,7 @@ def test_rows_are_added_to_a_file_of_points_and_to_no_other(real, tmp_path):
     file.write_text("name,secret\nhost,hunter2\n")
     refused = validate(real, *QWEN, "--contribute", file, out="c")
     assert refused.returncode == 2
-    assert "line 2: the columns are not those of a file of points" in refused.stderr
+    assert "the columns are not those of a file of points" in refused.stderr
     assert file.read_text() == "name,secret\nhost,hunter2\n"
 
 
@@ -87,6 +90,7 @@ def test_rows_are_added_to_a_file_of_points_and_to_no_other(real, tmp_path):
     [
         (["--timing", "constant"], "give both, and no other step times"),
         ([*QWEN, "--speedup-ratio", 2], "leave out --speedup-ratio"),
+        ([*QWEN, "--timed-as", "sglang"], "leave out --timed-as, so that times are those of vllm"),
         ([*QWEN, "--pipeline-parallel-size", 2], "no columns for pipelines and speculation"),
     ],
 )
@@ -96,6 +100,15 @@ def test_what_a_row_could_not_say_is_refused_before_anything_is_measured(real, t
     assert message in re.sub(r"\s+", " ", refused.stderr)
     assert not (tmp_path / "points.csv").exists()
     assert not (real.parent / "out").exists()
+
+
+def test_a_mean_of_nothing_is_not_contributed(real, tmp_path):
+    rows = [json.loads(line) for line in real.read_text().splitlines()]
+    real.write_text("".join(json.dumps(row | {"last_token_ts": row["first_token_ts"]}) + "\n" for row in rows))
+    refused = validate(real, *QWEN, "--contribute", tmp_path / "points.csv")
+    assert refused.returncode == 2
+    assert "a mean TPOT is 0, so there is nothing to contribute" in re.sub(r"\s+", " ", refused.stderr)
+    assert not (tmp_path / "points.csv").exists()
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(real):
@@ -132,6 +145,69 @@ def test_a_file_with_something_else_is_not_read(tmp_path, monkeypatch):
     monkeypatch.setenv(OWN_POINTS, str(file))
     with pytest.raises(UserError, match=r"points.csv, line 2: silicon_data_source is not one of the names"):
         model_error(TimingConfig(model="Qwen/Qwen3-0.6B", gpu="l40s"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp_size": "1.5"}, "tp_size is not a whole number"),
+        ({"tp_size": "0"}, "tp_size is 0; expected more"),
+        ({"isl": "0"}, "isl is 0; expected more"),
+        ({"concurrency": "0"}, "concurrency is 0; expected more"),
+        ({"ttft": "0"}, "ttft is 0; expected more"),
+        ({"silicon_tpot_ms": "0.0000"}, "silicon_tpot_ms is 0; expected more"),
+        ({"ttft": None}, "ttft is not a number"),
+        ({"ttft": "١٢"}, "ttft is not a number"),
+        ({"problem": None}, "problem is not one of the names"),
+    ],
+)
+def test_what_has_no_ratio_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        check(ROW | changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda lines: [lines[0], lines[1].rsplit(",", 3)[0]], "line 2: tpot is not a number"),
+        (lambda lines: [lines[0], lines[1] + ",1"], "line 2: the columns are not those"),
+        (lambda lines: ["name,secret"], "points.csv: the columns are not those"),
+        (lambda lines: [lines[0] + ",tpot", lines[1] + ",1"], "points.csv: the columns are not those"),
+        (lambda lines: [], "points.csv: the columns are not those"),
+    ],
+)
+def test_lines_that_are_too_short_or_too_long_are_refused(tmp_path, change, message):
+    file = tmp_path / "points.csv"
+    add_points(file, [ROW])
+    file.write_text("\n".join(change(file.read_text().splitlines())))
+    with pytest.raises(UserError, match=message):
+        read_points(file)
+
+
+def test_a_file_is_read_again_when_it_or_the_folder_changes(tmp_path, monkeypatch):
+    timing = TimingConfig(model="Qwen/Qwen3-0.6B", gpu="l40s")
+    case = {"model_path": "Qwen/Qwen3-0.6B", "gpu": "l40s", "system": "l40s", "precision": "bf16", "backend": "vllm"}
+    monkeypatch.setenv(OWN_POINTS, "points.csv")
+    monkeypatch.chdir(tmp_path)
+    add_points(tmp_path / "points.csv", [ROW | case])
+    counts = [model_error(timing).own]
+    add_points(tmp_path / "points.csv", [ROW | case])
+    os.utime("points.csv", ns=(1, 1))
+    counts.append(model_error(timing).own)
+    (tmp_path / "other").mkdir()
+    add_points(tmp_path / "other" / "points.csv", [ROW | case] * 3)
+    monkeypatch.chdir(tmp_path / "other")
+    assert [*counts, model_error(timing).own] == [1, 2, 3]
+
+
+def test_the_errors_of_several_arms_name_points_as_that_of_one_does(tmp_path, monkeypatch):
+    case = {"model_path": "Qwen/Qwen3-0.6B", "gpu": "l40s", "system": "l40s", "precision": "bf16", "backend": "vllm"}
+    add_points(tmp_path / "points.csv", [ROW | case])
+    monkeypatch.setenv(OWN_POINTS, str(tmp_path / "points.csv"))
+    timings = [TimingConfig(model=name, gpu="l40s") for name in ("Qwen/Qwen3-0.6B", "meta-llama/Llama-3.1-70B")]
+    said = model_errors([Deployment(pools=(Pool(timing=timing),)) for timing in timings])
+    assert "your own 1 point of Qwen/Qwen3-0.6B bfloat16 on vllm and l40s" in said
+    assert all(model_error(timing).measured in said for timing in timings)
 
 
 def test_ones_own_points_narrow_ones_own_model_error(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ class SglangEngine:
         )
         num_pages = given["max_total_tokens"] // given["page_size"]
         self.core = SglangCore(config, num_pages, kv_events=given["kv_events"])
-        self.sequences, self.flights = {}, []
+        self.sequences, self.flights, self.computing = {}, [], set()
 
     def add(self, argument):
         asked = Asked(*argument)
@@ -123,8 +123,9 @@ class SglangEngine:
         self.flights.append(batch)
         tokens = [(one.id, count, one not in batch.sampled) for one, count in batch.chunks]
         tokens += [(one.id, 1, False) for one in batch.decodes]
-        chunks = dict(batch.chunks)
-        started = [(one.id, one.num_computed - chunks[one]) for one in (*batch.admitted, *batch.resumed)]
+        self.computing -= set(batch.preempted)
+        started = [(one.id, one.num_computed - count) for one, count in batch.chunks if one not in self.computing]
+        self.computing |= dict(batch.chunks).keys()
         return [tokens, started, [one.id for one in batch.preempted], [], core.num_free_blocks, True, ended]
 
     def update(self, _):

@@ -1,7 +1,9 @@
 """Audits of a stand-in for an installed scheduler: ours behind its pipes, perhaps with one rule the other way."""
 
 import json
+import os
 import random
+import resource
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -236,6 +238,21 @@ def test_a_python_without_an_engine_leaves_no_file_open(python):
         pass
     assert kept.value is not None
     assert open_files() <= before
+
+
+def test_a_process_is_asked_however_many_files_are_open(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, limits[1]))
+    files = []
+    try:
+        while not files or files[-1] < 1024:
+            files.append(os.open(os.devnull, os.O_RDONLY))
+        with scheduler_process(python_with(tmp_path)) as process:
+            assert process.release.version == "0.32.0"
+    finally:
+        for file in files:
+            os.close(file)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_an_answer_that_is_cut_short_is_reported_as_the_end_of_the_process(tmp_path):

@@ -135,20 +135,23 @@ class Local:
         return Updated(*self._engine.update(accepted))
 
 
-def rows_with_aborts(config, seed, installed=None):
+def rows_with_aborts(config, seed, installed=None, num_blocks=100):
     """Run requests, some of which are aborted while they wait, while they are computed or while they decode."""
     rng, now = random.Random(seed), 0.0
     log = StepLog(lambda: now)
-    engine = new_engine(config, Constant(0.003, 0.001), num_blocks=100, installed=installed, steps=log, kv_events=False)
+    engine = new_engine(
+        config, Constant(0.003, 0.001), num_blocks=num_blocks, installed=installed, steps=log, kv_events=False
+    )
     sequences, ended = [], []
     for number in range(40):
         chain = BlockChain([rng.randrange(4)], 1, blocks_per_id=1)
         sequences.append(Sequence(number, num_prompt=rng.randint(5, 90), max_tokens=rng.randint(1, 40), chain=chain))
+        sequences[-1].ignores_eos = False  # so SGLang takes more than it has room for, and retracts
     waiting = sequences[::-1]
     while waiting or not engine.is_idle:
         if waiting and rng.random() < 0.5:
             engine.add(waiting.pop())
-        there = engine.sequences()
+        there = sorted(engine.sequences(), key=lambda one: one.id)
         if there and rng.random() < 0.05:
             engine.abort(min(there, key=lambda one: (rng.random(), one.id)))
         step = engine.schedule(now)
@@ -157,7 +160,7 @@ def rows_with_aborts(config, seed, installed=None):
         if there and rng.random() < 0.05:
             engine.abort(sequences[rng.choice(sorted(one.id for one in engine.sequences()) or [0])])
         now = step.end
-        ended += [(now, one.id) for one in engine.complete().finished]
+        ended += sorted((now, one.id) for one in engine.complete().finished)
     return [(row.start_s, [*row.tokens], row.preempted, row.num_free, row.num_steps) for row in log.rows], ended
 
 
@@ -168,6 +171,15 @@ def test_aborted_requests_end_in_the_same_steps(seed, changes):
     ours, theirs = (rows_with_aborts(config, seed, each) for each in (None, Local))
     assert ours == theirs
     assert len(ours[1]) < 40
+
+
+@pytest.mark.parametrize(("seed", "has_overlap"), [(10, False), (11, True), (11, False), (13, True)])
+def test_requests_that_are_aborted_and_retracted_at_once_stay_over(seed, has_overlap):
+    config = replace(TIGHT, max_total_tokens=160, new_token_ratio_decay_steps=1)
+    config = replace(config, disable_overlap_schedule=not has_overlap)
+    ours, theirs = (rows_with_aborts(config, seed, each, num_blocks=40) for each in (None, Local))
+    assert ours == theirs
+    assert any(preempted for _, _, preempted, *_ in ours[0])
 
 
 def test_the_command_audits_the_engine_that_the_deployment_has(tmp_path):
