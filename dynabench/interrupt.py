@@ -40,6 +40,10 @@ class InterruptError(KeyboardInterrupt):
     """The user wants no more of what was running."""
 
 
+class SecondInterruptError(KeyboardInterrupt):
+    """The user asks again, and waits for nothing."""
+
+
 class Flag(NamedTuple):
     """Whether to end, and where a call writes its progress, between processes of this host.
 
@@ -146,7 +150,7 @@ class Interrupt:
         for listener in self._listeners:
             listener()
         if not self._listeners:
-            raise KeyboardInterrupt if is_second else InterruptError
+            raise SecondInterruptError if is_second else InterruptError
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from dynabench.cli.groups import FLAT, Output, OutputConfig, plain_errors
 from dynabench.cli.serve import ServedFlags, refuse_encoders
+from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.settings import RehearseConfig
 from foundation.errors import UserError
 from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
@@ -47,15 +48,16 @@ def rehearse(
     if config.replay is not None:
         if deployment is not None or workload:
             raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
-        with plain_errors():
-            described, rehearsal = read(config.replay)
-            if rehearsal.own_engine:
-                check_own(rehearsal.own_engine)
-            started(described, rehearsal.own_engine)
-        show_logs()
-        for fault in rehearsal.faults:
-            console.say(str(fault))
-        outcome = replay(described, rehearsal, config.replay)
+        with Interrupt():
+            with plain_errors():
+                described, rehearsal = read(config.replay)
+                if rehearsal.own_engine:
+                    check_own(rehearsal.own_engine)
+                started(described, rehearsal.own_engine)
+            show_logs()
+            for fault in rehearsal.faults:
+                console.say(str(fault))
+            outcome = replay(described, rehearsal, config.replay)
         for violation in outcome.violations:
             console.say(str(violation), style="red")
         count = len(outcome.violations)

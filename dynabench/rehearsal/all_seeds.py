@@ -211,6 +211,31 @@ def run_rehearsal(
     Raises:
         UserError: a setting is invalid, or the deployment cannot be rehearsed.
     """
+    with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt:
+        plan = _planned(deployment, given, config)
+        for said in [*left_out(deployment), *refused(plan)]:
+            console.say(said, style="yellow")
+        with Display("rehearsing", "seeds", interrupt, console) as display:
+
+            def see(seed: int, violation: Violation) -> None:
+                console.say(f"seed {seed}: {violation}")
+                console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
+
+            def try_smaller(seed: int, least: str, number: int) -> None:
+                display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
+
+            def see_written(failed: Failed) -> None:
+                console.say(
+                    f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}"
+                )
+                display.what = "rehearsing"
+
+            found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
+            return found._replace(is_complete=not interrupt.is_asked)
+
+
+def _planned(deployment: Deployment, given: Given, config: RehearseConfig) -> Plan:
+    """Return what is rehearsed, once every program has started."""
     with plain_errors():
         refuse_idle_settings([deployment])
         requests = source_of(given, ExperimentConfig())(ShapeConfig()) if given else None
@@ -220,27 +245,7 @@ def run_rehearsal(
         plan = Plan(deployment, config.faults, config.requests, config.rate, requests, own, started(deployment, own))
         check_workload(plan)
         plan.of(config.numbers[0])
-    for said in [*left_out(deployment), *refused(plan)]:
-        console.say(said, style="yellow")
-
-    with (
-        contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt,
-        Display("rehearsing", "seeds", interrupt, console) as display,
-    ):
-
-        def see(seed: int, violation: Violation) -> None:
-            console.say(f"seed {seed}: {violation}")
-            console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
-
-        def try_smaller(seed: int, least: str, number: int) -> None:
-            display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
-
-        def see_written(failed: Failed) -> None:
-            console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}")
-            display.what = "rehearsing"
-
-        found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
-        return found._replace(is_complete=not interrupt.is_asked)
+        return plan
 
 
 def rehearse_all(

@@ -4,13 +4,15 @@ import asyncio
 import hashlib
 import logging
 import random
+import traceback
 from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.interrupt import InterruptError
+from dynabench.interrupt import InterruptError, SecondInterruptError
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
 from dynabench.rehearsal.checks.invariants import Violation
@@ -106,9 +108,13 @@ def rehearse(
     whole = _whole(deployment, rehearsal, texts or {}, logged, story or Story())
     try:
         return _apart(whole, rehearsal.seed, longest_s)
+    except (InterruptError, SecondInterruptError):
+        raise
     except (VirtualLoopError, StuckError) as error:
         found, is_stuck = [Violation("bounded", str(error)[:2000])], isinstance(error, StuckError)
         return Outcome(rehearsal.seed, found, "", longest_s, {}, 0, 0, [], is_stuck=is_stuck)
+    except (SystemExit, KeyboardInterrupt) as error:  # code of the user's raised it
+        return Outcome(rehearsal.seed, [Violation("alive", _exit(error))], "", longest_s, {}, 0, 0, [])
     finally:
         root.removeHandler(logged)
         of_uvicorn.removeFilter(logged.note)
@@ -120,10 +126,23 @@ def started(deployment: Deployment, own_engine: str = "") -> Limits:
     Raises:
         UserError: one does not start, or wants something that does not exist in virtual time.
     """
-    with unheard():
-        context = _apart(_context(deployment, own_engine), 0, LONGEST_S)
+    try:
+        with unheard():
+            context = _apart(_context(deployment, own_engine), 0, LONGEST_S)
+    except (InterruptError, SecondInterruptError):
+        raise
+    except (VirtualLoopError, StuckError) as error:
+        raise UserError(f"the deployment does not start: {error}") from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise UserError(f"the deployment does not start: {_exit(error)}") from error
     simulated = [pool for pool in deployment.pools if pool.engine == "mocker" and not own_engine]
     return limits_with(context, [resolve(pool.engine_config, pool.timing) for pool in simulated])
+
+
+def _exit(error: BaseException) -> str:
+    """Say which code ends its process by an exception."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error!r} would end the process, from {Path(place.filename).name}:{place.lineno} ({place.name})"
 
 
 async def _context(deployment: Deployment, own_engine: str) -> int:

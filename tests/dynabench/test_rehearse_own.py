@@ -12,11 +12,13 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.rehearsal.all_seeds import Plan, read, replay
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault
-from dynabench.rehearsal.run import Rehearsal, rehearse
+from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.stage.own import check_own
 from dynabench.rehearsal.virtual_time import watch
+from dynabench.rehearsal.virtual_time.errors import StuckError
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
+from serving.planner import PlannerConfig
 from tests.support.commands import dynabench
 
 DEPLOYMENT = Deployment(router_mode="round-robin", pools=(Pool(replicas=2),))
@@ -144,6 +146,53 @@ def test_a_mode_may_use_random_numbers_and_clocks(tmp_path):
     line = "return [random.random() + time.perf_counter() % 1 for _ in candidates.num_requests]"
     done = rehearsed_mode(tmp_path, line)
     assert done.returncode == 0, done.stderr
+
+
+RAISED = ["raise SystemExit(3)", "raise KeyboardInterrupt", "raise ValueError('x')"]
+
+
+@pytest.mark.parametrize("line", RAISED)
+def test_an_engine_that_always_raises_is_a_violation(tmp_path, line):
+    plan = plan_with(tmp_path, "pytok", TOKENS.replace("await asyncio.sleep(0.01)", line).replace("{token}", NEXT))
+    violations = rehearse(DEPLOYMENT, plan.of(0)).violations
+    assert {each.invariant for each in violations} & {"alive", "no-loss"}
+    if "ValueError" not in line:
+        assert "would end the process, from engine.py:7 (generate)" in str(violations[0])
+
+
+POLICY = """
+from serving.planner import Policy
+
+class Mine(Policy):
+    default_interval_s = 0.5
+
+    def _propose_one(self, now, facts, state):
+        {line}
+"""
+
+
+@pytest.mark.parametrize("line", RAISED[:2])
+def test_a_planner_policy_that_would_end_its_process_is_a_violation(tmp_path, line):
+    (tmp_path / "policy.py").write_text(POLICY.format(line=line))
+    config = PlannerConfig(planner=str(tmp_path / "policy.py"), max_replicas=4)
+    deployment = Deployment(router_mode="kv", pools=(Pool(replicas=2),), planner=config)
+    [violation] = rehearse(deployment, Rehearsal(0, [Question(0, 0.0, [97] * 8, 4)], [])).violations
+    assert "would end the process, from policy.py:8" in str(violation)
+
+
+def test_an_engine_that_would_end_its_process_as_it_starts_is_refused(tmp_path):
+    plan = plan_with(tmp_path, "pytok", "raise KeyboardInterrupt")
+    with pytest.raises(UserError, match=r"the deployment does not start: .* would end the process, from engine.py:1"):
+        started(DEPLOYMENT, plan.own_engine)
+
+
+def test_a_deployment_that_waits_or_computes_forever_at_its_start_is_refused(tmp_path, monkeypatch):
+    def stuck(*_):
+        raise StuckError("code runs without end")
+
+    monkeypatch.setattr("dynabench.rehearsal.run._apart", lambda main, *_: (main.close(), stuck()))
+    with pytest.raises(UserError, match="does not start: code runs without end"):
+        started(DEPLOYMENT)
 
 
 @pytest.mark.parametrize("line", ["raise ValueError('x')", "raise SystemExit(3)", "raise KeyboardInterrupt"])
