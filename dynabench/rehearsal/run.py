@@ -177,13 +177,13 @@ def _apart(main: Coroutine[Any, Any, Result], seed: int, longest_s: float) -> Re
 async def _whole(
     deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged", story: Story
 ) -> Outcome:
-    loop, weather, faults = asyncio.get_running_loop(), Weather(), [*rehearsal.faults]
+    loop, weather, faults = asyncio.get_running_loop(), Weather(), list[Fault]()
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
     stage = Stage(deployment, rehearsal.seed, network, story, own_engine=rehearsal.own_engine)
     supervisor = Supervisor(stage, deployment)
     supervising = supervisor.begin(rehearsal.seed)
-    start_s, happened, answers = loop.time(), list[str](), story.answers
+    start_s, answers = loop.time(), story.answers
     await asyncio.sleep(UP_S)
     story.began_s = loop.time()
     planned = PlanWatch(deployment, stage, supervisor, answers, weather)
@@ -196,9 +196,9 @@ async def _whole(
         met = met._replace(num_migrations=0)  # nobody but the engine knows how to go on with its answer
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")), story.to_its_end():
-        questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
+        questions = [*rehearsal.questions, *bursts(rehearsal.faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
-        happening = Happenings(stage, weather, happened.append, faults.append).carry_out(rehearsal.faults)
+        happening = Happenings(stage, weather, faults.append).carry_out(rehearsal.faults)
         await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
         if watching.done():
@@ -211,7 +211,7 @@ async def _whole(
             *of_failures(answers, met, limits_of(stage)),
             *at_rest(stage),
             *in_stores(stage),
-            *(() if faults else read_well(stage)),
+            *(() if rehearsal.faults else read_well(stage)),
             *of_programs(stage),
             *of_discovery(stage),
             *of_plan(deployment, stage, supervisor, loop.time()),
@@ -228,7 +228,7 @@ async def _whole(
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         len(answers),
         sum(bool(answer.error) and not answer.question.is_too_long for answer in answers),
-        [*happened, *_changes(supervisor)],
+        [*(f"{fault.kind} {fault.target}".strip() for fault in faults), *_changes(supervisor)],
     )
 
 

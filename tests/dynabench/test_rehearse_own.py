@@ -160,6 +160,18 @@ def test_an_engine_that_always_raises_is_a_violation(tmp_path, line):
         assert "would end the process, from engine.py:7 (generate)" in str(violations[0])
 
 
+@pytest.mark.parametrize(("seed", "has_broker"), [(0, False), (5, True)])
+def test_a_fault_that_does_not_happen_excuses_no_loss(tmp_path, seed, has_broker):
+    """With seed 5, requests go over a broker."""
+    text = TOKENS.replace("await asyncio.sleep(0.01)", "raise ValueError('x')").replace("{token}", NEXT)
+    plan = plan_with(tmp_path, "pytok", text)
+    away = Fault("broker-away", 0.0, 10.0)
+    outcome = rehearse(DEPLOYMENT, Rehearsal(seed, [Question(0, 1.0, [97] * 8, 4)], [away], plan.own_engine))
+    assert outcome.num_failed == 1
+    assert ("broker-away" in outcome.happened) == has_broker
+    assert ("no-loss" in {each.invariant for each in outcome.violations}) == (not has_broker)
+
+
 POLICY = """
 from serving.planner import Policy
 
