@@ -13,6 +13,7 @@ from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, lines, read, refused, rehearse_all, replay
 from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.clients.limits import Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
 from dynabench.rehearsal.run import Rehearsal, rehearse, started
@@ -245,6 +246,14 @@ def test_requests_of_a_workload_that_do_not_fit_are_refused_as_they_must_be():
     assert refused(plan) == ["2 of 4 requests do not fit the context of 64 tokens; they must be refused (HTTP 400)"]
     _, outcome = carry_out(plan, 0)
     assert (outcome.violations, outcome.num_requests, outcome.num_failed) == ([], 4, 0)
+
+
+def test_a_prompt_of_a_workload_that_leaves_no_room_is_left_out():
+    limits = Limits(room=40)
+    asked = taken(of_lengths((32, 20), (40, 4), (41, 4), (8, 4)), 0, 9, limits=limits)
+    assert [(each.number, each.max_tokens) for each in asked] == [(0, 8), (3, 4)]
+    with pytest.raises(UserError, match="w: no prompt leaves room for an answer in 40 tokens"):
+        taken(of_lengths((48, 4)), 0, 9, limits=limits)
 
 
 def test_a_request_that_is_answered_although_it_does_not_fit_is_a_violation():
