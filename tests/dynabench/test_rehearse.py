@@ -12,10 +12,12 @@ from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, lines, read, refused, rehearse_all, replay
+from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.clients.limits import Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
+from dynabench.rehearsal.news import Item, News
 from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk, size
@@ -82,6 +84,13 @@ def test_what_always_fails_shrinks_in_one_try():
     whole, seen = Rehearsal(1, generated(1, 60, 10.0), [Fault("kill", 0.0, 1.0, "worker-0")]), []
     found = shrunk(whole, lambda _: True, lambda _, number: seen.append(number))
     assert (size(found), seen) == ("0 faults and 1 request", [1])
+
+
+def test_what_was_said_last_is_heard():
+    heard = []
+    with News(lambda *violation: heard.append(violation), lambda *_: None) as news:
+        news.teller.tell(Item(7, "alive", "x"))
+    assert heard == [(7, Violation("alive", "x"))]
 
 
 def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch):
