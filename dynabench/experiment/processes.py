@@ -93,7 +93,7 @@ def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) ->
 @contextmanager
 def _killed_if_interrupted(pool: ProcessPoolExecutor) -> Iterator[None]:
     """Kill a pool's processes if a second signal ends this block: they may never end."""
-    processes = list((pool._processes or {}).values())  # `shutdown` forgets them
+    processes = list((pool._processes or {}).values())  # noqa: SLF001 (`shutdown` forgets them)
     try:
         yield
     except KeyboardInterrupt:
