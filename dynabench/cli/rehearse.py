@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from dynabench.cli.groups import FLAT, Output, OutputConfig, plain_errors
-from dynabench.cli.serve import ServedFlags, refuse_encoders
+from dynabench.cli.serve import ServedFlags
 from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.settings import RehearseConfig
 from foundation.errors import UserError
@@ -71,13 +71,14 @@ def rehearse(
                 f"such as: dynabench rehearse deployment.yaml {deployment}"
             )
         described = flags.deployment(deployment)
-        refuse_encoders(described)
     found = run_rehearsal(described, workload, config, console=console)
     for line in lines(found):
         console.print(line, soft_wrap=True)
     if output.json:
-        seeds = {failed.seed: [str(violation) for violation in failed.violations] for failed in found.failed}
-        print(json.dumps({"seeds": found.num_seeds, "happened": found.happened, "violations": seeds}, indent=2))
+        failed = sorted(found.failed, key=lambda each: each.seed)
+        seeds = {each.seed: [str(violation) for violation in each.violations] for each in failed}
+        happened = dict(sorted(found.happened.items()))
+        print(json.dumps({"seeds": found.num_seeds, "happened": happened, "violations": seeds}, indent=2))
     if not found.is_complete:
         return INTERRUPTED
     return NOT_GOOD if found.failed else DONE

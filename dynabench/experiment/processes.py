@@ -79,7 +79,7 @@ def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) ->
             running |= begin(len(ended))
             yield from (future.result() for future in ended)
     except OSError as error:
-        raise UserError(f"no process can be started for simulations ({error}); use --jobs 1") from error
+        raise UserError(f"no process can be started for simulations ({error}); use fewer --jobs") from error
     except BrokenProcessPool as error:  # its message does not say what would help
         raise KilledError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
     finally:

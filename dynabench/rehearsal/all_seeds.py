@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.engines import are_answered, check_fits, refuse_idle_settings
+from dynabench.deployment.engines import are_answered, check_fits, refuse_encoders, refuse_idle_settings
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.processes import KilledError
@@ -175,12 +175,11 @@ def _whole(
     failed = _written(plan, rehearsal, outcome, out, story)
     if outcome.is_stuck:
         return outcome, failed
-    names = {violation.invariant for violation in outcome.violations}
 
     def fails(smaller: Rehearsal) -> bool:
         if flag.is_raised():
             raise InterruptError
-        return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
+        return any(one.invariant == first.invariant for one in replay(plan.deployment, smaller).violations)
 
     with contextlib.suppress(InterruptError):  # what was written is kept
         smaller = shrunk(
@@ -237,6 +236,7 @@ def run_rehearsal(
 def _planned(deployment: Deployment, given: Given, config: RehearseConfig) -> Plan:
     """Return what is rehearsed, once every program has started."""
     with plain_errors():
+        refuse_encoders(deployment)
         refuse_idle_settings([deployment])
         requests = source_of(given, ExperimentConfig())(ShapeConfig()) if given else None
         if config.own_engine:

@@ -11,7 +11,17 @@ import pytest
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, lines, read, refused, rehearse_all, replay
+from dynabench.rehearsal.all_seeds import (
+    Plan,
+    carry_out,
+    check_workload,
+    lines,
+    read,
+    refused,
+    rehearse_all,
+    replay,
+    run_rehearsal,
+)
 from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.clients.limits import Limits
@@ -22,6 +32,7 @@ from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk, size
 from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, names_of
+from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from serving.router.books import RankBooks
@@ -206,7 +217,8 @@ def test_the_command_says_what_happened(tmp_path):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["violations"] == {}
-    assert said["happened"]
+    assert len(said["happened"]) > 1
+    assert list(said["happened"]) == sorted(said["happened"])
     assert set(said["happened"]) <= {*get_args(Kind)}
     assert "2 seeds, 0 violations" in done.stderr
     refused = dynabench("rehearse", "--engine", "vllm", "--seeds", "1")
@@ -305,6 +317,12 @@ def test_what_serve_refuses_is_refused_before_any_seed(words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_encoder_is_refused_wherever_the_rehearsal_is_called():
+    pool = Pool(mocker=EngineConfig(max_tokens_per_mm_item=300))
+    with pytest.raises(UserError, match="images are not sent to workers that are served"):
+        run_rehearsal(Deployment(pools=(pool,)), (), RehearseConfig(seeds="1"), console=Terminal(quiet=True))
 
 
 @pytest.mark.parametrize("engine", ["echo_core", "echo_full"])
