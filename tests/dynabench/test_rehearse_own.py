@@ -145,7 +145,8 @@ def test_a_mode_that_cannot_be_rehearsed_is_refused_in_one_line(tmp_path, line, 
 
 
 def test_a_mode_may_use_random_numbers_and_clocks(tmp_path):
-    line = "return [random.random() + time.perf_counter() % 1 for _ in candidates.num_requests]"
+    clocks = "time.perf_counter() % 1 + time.perf_counter_ns() % 10**9"
+    line = f"return [random.random() + {clocks} for _ in candidates.num_requests]"
     done = rehearsed_mode(tmp_path, line)
     assert done.returncode == 0, done.stderr
 
