@@ -235,24 +235,40 @@ def test_a_mode_that_never_returns_ends_its_seed(tmp_path, monkeypatch):
     assert "my_mode.py:7 (Mode.costs)" in str(outcome.violations[0])
 
 
-def test_one_signal_ends_a_mode_that_never_returns_and_its_processes(tmp_path):
-    (tmp_path / "my_mode.py").write_text(MODE.format(line="open('begun', 'a').close()\n        while True: pass"))
-    words = ("rehearse", "--router-mode", "my_mode.py", "--faults", "none", "--jobs", "2", "--seeds", "3")
-    command = [sys.executable, "-m", "dynabench", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as running:
+ENDLESS = "open('begun', 'a').close()\n        while True: pass"
+
+
+def interrupted(folder, *words):
+    """Send a signal to a command once its mode computes, and return its exit code and its number."""
+    command = [sys.executable, "-m", "dynabench", "rehearse", *words]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, start_new_session=True) as running:
         try:
             for _ in range(1200):
-                if (tmp_path / "begun").exists():
+                if (folder / "begun").exists():
                     break
                 time.sleep(0.05)
-            assert (tmp_path / "begun").exists()
+            assert (folder / "begun").exists()
             running.send_signal(signal.SIGTERM)
             running.communicate(timeout=60)
         except BaseException:
             os.killpg(running.pid, signal.SIGKILL)
             raise
-    assert running.returncode == INTERRUPTED
+    return running.returncode, running.pid
+
+
+def test_one_signal_ends_a_mode_that_never_returns_and_its_processes(tmp_path):
+    (tmp_path / "my_mode.py").write_text(MODE.format(line=ENDLESS))
+    flags = ("--router-mode", "my_mode.py", "--faults", "none", "--jobs", "2", "--seeds", "3")
+    code, number = interrupted(tmp_path, *flags)
+    assert code == INTERRUPTED
     with pytest.raises(ProcessLookupError):
         for _ in range(600):  # init takes a while to collect what has ended
-            os.killpg(running.pid, 0)
+            os.killpg(number, 0)
             time.sleep(0.1)
+
+
+def test_one_signal_ends_a_replay(tmp_path):
+    rehearsed_mode(tmp_path, "raise ValueError('x')")
+    (tmp_path / "my_mode.py").write_text(MODE.format(line=ENDLESS))
+    code, _ = interrupted(tmp_path, "--replay", "rehearsal/seed-0.json")
+    assert code == INTERRUPTED
