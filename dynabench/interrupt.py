@@ -171,6 +171,18 @@ def noted() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def recognized() -> Iterator[None]:
+    """Let Ctrl-C raise InterruptError in this block where Python itself handles it, which other code may raise, too."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise InterruptError
+
+    is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with _handled({signal.SIGINT: end} if is_pythons else {}):
+        yield
+
+
+@contextlib.contextmanager
 def _handled(handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]]) -> Iterator[None]:
     """Handle signals in this way, unless somebody changes that meanwhile, or `nohup` ignores them.
 

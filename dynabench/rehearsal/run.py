@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.interrupt import InterruptError, SecondInterruptError
+from dynabench.interrupt import InterruptError, SecondInterruptError, recognized
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
 from dynabench.rehearsal.checks.invariants import Violation
@@ -168,7 +168,7 @@ def _apart(main: Coroutine[Any, Any, Result], seed: int, longest_s: float) -> Re
         UserError: a program wants something that does not exist in virtual time.
     """
     try:
-        with contained(seed):
+        with recognized(), contained(seed):
             return run(main, max_s=longest_s, is_strict=True)
     except OutsideError as error:
         raise UserError(f"this cannot be rehearsed: {error}") from error

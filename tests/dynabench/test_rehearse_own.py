@@ -9,6 +9,7 @@ import time
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.interrupt import InterruptError
 from dynabench.rehearsal.all_seeds import Plan, read, replay
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault
@@ -173,6 +174,18 @@ def test_a_fault_that_does_not_happen_excuses_no_loss(tmp_path, seed, has_broker
     assert outcome.num_failed == 1
     assert ("broker-away" in outcome.happened) == has_broker
     assert ("no-loss" in {each.invariant for each in outcome.violations}) == (not has_broker)
+
+
+def test_ctrl_c_is_no_violation(tmp_path):
+    line = "__import__('signal').raise_signal(2)"
+    plan = plan_with(tmp_path, "pytok", TOKENS.replace("await asyncio.sleep(0.01)", line).replace("{token}", NEXT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(InterruptError):
+            rehearse(DEPLOYMENT, plan.of(0))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 POLICY = """
