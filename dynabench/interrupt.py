@@ -40,6 +40,10 @@ class InterruptError(KeyboardInterrupt):
     """The user wants no more of what was running."""
 
 
+class SecondInterruptError(KeyboardInterrupt):
+    """The user asks again, and waits for nothing."""
+
+
 class Flag(NamedTuple):
     """Whether to end, and where a call writes its progress, between processes of this host.
 
@@ -146,7 +150,7 @@ class Interrupt:
         for listener in self._listeners:
             listener()
         if not self._listeners:
-            raise KeyboardInterrupt if is_second else InterruptError
+            raise SecondInterruptError if is_second else InterruptError
 
 
 @contextlib.contextmanager
@@ -163,6 +167,18 @@ def noted() -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     known = {number: signal.getsignal(number) for number in ASKING if is_main}
     with _handled({number: noting(before) for number, before in known.items() if callable(before)}):
+        yield
+
+
+@contextlib.contextmanager
+def recognized() -> Iterator[None]:
+    """Let Ctrl-C raise InterruptError in this block where Python itself handles it, which other code may raise, too."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise InterruptError
+
+    is_pythons = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with _handled({signal.SIGINT: end} if is_pythons else {}):
         yield
 
 

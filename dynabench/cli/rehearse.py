@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Annotated
 
 from dynabench.cli.groups import FLAT, Output, OutputConfig, plain_errors
-from dynabench.cli.serve import ServedFlags, refuse_encoders
+from dynabench.cli.serve import ServedFlags
+from dynabench.interrupt import Interrupt
 from dynabench.rehearsal.settings import RehearseConfig
 from foundation.errors import UserError
 from foundation.exit_codes import DONE, INTERRUPTED, NOT_GOOD
@@ -47,15 +48,16 @@ def rehearse(
     if config.replay is not None:
         if deployment is not None or workload:
             raise UserError(f"--replay {config.replay} has its own deployment and requests; give nothing else")
-        with plain_errors():
-            described, rehearsal = read(config.replay)
-            if rehearsal.own_engine:
-                check_own(rehearsal.own_engine)
-            started(described, rehearsal.own_engine)
-        show_logs()
-        for fault in rehearsal.faults:
-            console.say(str(fault))
-        outcome = replay(described, rehearsal, config.replay)
+        with Interrupt():
+            with plain_errors():
+                described, rehearsal = read(config.replay)
+                if rehearsal.own_engine:
+                    check_own(rehearsal.own_engine)
+                started(described, rehearsal.own_engine)
+            show_logs()
+            for fault in rehearsal.faults:
+                console.say(str(fault))
+            outcome = replay(described, rehearsal, config.replay)
         for violation in outcome.violations:
             console.say(str(violation), style="red")
         count = len(outcome.violations)
@@ -69,13 +71,14 @@ def rehearse(
                 f"such as: dynabench rehearse deployment.yaml {deployment}"
             )
         described = flags.deployment(deployment)
-        refuse_encoders(described)
     found = run_rehearsal(described, workload, config, console=console)
     for line in lines(found):
         console.print(line, soft_wrap=True)
     if output.json:
-        seeds = {failed.seed: [str(violation) for violation in failed.violations] for failed in found.failed}
-        print(json.dumps({"seeds": found.num_seeds, "happened": found.happened, "violations": seeds}, indent=2))
+        failed = sorted(found.failed, key=lambda each: each.seed)
+        seeds = {each.seed: [str(violation) for violation in each.violations] for each in failed}
+        happened = dict(sorted(found.happened.items()))
+        print(json.dumps({"seeds": found.num_seeds, "happened": happened, "violations": seeds}, indent=2))
     if not found.is_complete:
         return INTERRUPTED
     return NOT_GOOD if found.failed else DONE

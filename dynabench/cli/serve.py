@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar
 from dynabench.cli.flags import ProcessFlags, sections
 from dynabench.cli.groups import FLAT, DeploymentFile, plain_errors
 from dynabench.deployment.description import Deployment
+from dynabench.deployment.engines import refuse_encoders
 from dynabench.deployment.flags import PoolConfig, simulated_pools
 from dynabench.live.serve import serve_deployment
 from foundation.settings import changed
@@ -80,18 +81,3 @@ def serve(
         described = flags.deployment(deployment)
         refuse_encoders(described)
     serve_deployment(described)
-
-
-def refuse_encoders(deployment: Deployment) -> None:
-    """Refuse what would have no effect.
-
-    Raises:
-        ValueError: a simulated engine has an encoder, and the frontend takes text only.
-    """
-    for pool in deployment.pools:
-        most = pool.mocker.max_tokens_per_mm_item
-        if pool.engine == "mocker" and most is not None:
-            raise ValueError(
-                f"max_tokens_per_mm_item is {most}, but images are not sent to workers that are served; expected none (dynabench "
-                "simulate, sweep and plan use it)"
-            )

@@ -180,6 +180,21 @@ def refuse_idle_settings(deployments: Sequence[Deployment]) -> None:
     refuse_idle_retention([(pool.mocker, pool.timing) for pool in pools if pool.engine == "mocker"])
 
 
+def refuse_encoders(deployment: Deployment) -> None:
+    """Refuse what would have no effect where engines are served.
+
+    Raises:
+        ValueError: a simulated engine has an encoder, and the frontend takes text only.
+    """
+    for pool in deployment.pools:
+        most = pool.mocker.max_tokens_per_mm_item
+        if pool.engine == "mocker" and most is not None:
+            raise ValueError(
+                f"max_tokens_per_mm_item is {most}, but images are not sent to workers that are served; expected none (dynabench "
+                "simulate, sweep and plan use it)"
+            )
+
+
 def context_of(engines: Iterable[SimulatedEngine]) -> int:
     """Return the maximum tokens of one request, including the last, that every decoding engine supports."""
     return min(

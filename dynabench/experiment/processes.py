@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager
-from multiprocessing import active_children, get_context
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -74,29 +74,30 @@ def in_forks(calls: Sequence[Call], num_processes: int, interrupt: Interrupt) ->
         with held_back():  # all processes start with the first call
             running = begin(num_processes)
         while running:
-            with _killed_if_interrupted():
+            with _killed_if_interrupted(pool):
                 ended, running = wait(running, return_when=FIRST_COMPLETED)
             running |= begin(len(ended))
             yield from (future.result() for future in ended)
     except OSError as error:
-        raise UserError(f"no process can be started for simulations ({error}); use --jobs 1") from error
+        raise UserError(f"no process can be started for simulations ({error}); use fewer --jobs") from error
     except BrokenProcessPool as error:  # its message does not say what would help
         raise KilledError("a simulation process was killed; if memory ran out, use fewer --jobs") from error
     finally:
         if running:  # who wanted the results has failed
             interrupt.flag.raise_()
-        with _killed_if_interrupted():
+        with _killed_if_interrupted(pool):
             pool.shutdown()
         gc.unfreeze()
 
 
 @contextmanager
-def _killed_if_interrupted() -> Iterator[None]:
-    """Kill the processes if a second signal ends this block: they may never end."""
+def _killed_if_interrupted(pool: ProcessPoolExecutor) -> Iterator[None]:
+    """Kill a pool's processes if a second signal ends this block: they may never end."""
+    processes = list((pool._processes or {}).values())  # noqa: SLF001 (`shutdown` forgets them)
     try:
         yield
     except KeyboardInterrupt:
-        for process in active_children():
+        for process in processes:
             process.kill()
         raise
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.deployment.engines import are_answered, check_fits, refuse_idle_settings
+from dynabench.deployment.engines import are_answered, check_fits, refuse_encoders, refuse_idle_settings
 from dynabench.deployment.file import as_plain, from_plain
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.processes import KilledError
@@ -175,12 +175,11 @@ def _whole(
     failed = _written(plan, rehearsal, outcome, out, story)
     if outcome.is_stuck:
         return outcome, failed
-    names = {violation.invariant for violation in outcome.violations}
 
     def fails(smaller: Rehearsal) -> bool:
         if flag.is_raised():
             raise InterruptError
-        return any(violation.invariant in names for violation in replay(plan.deployment, smaller).violations)
+        return any(one.invariant == first.invariant for one in replay(plan.deployment, smaller).violations)
 
     with contextlib.suppress(InterruptError):  # what was written is kept
         smaller = shrunk(
@@ -211,7 +210,33 @@ def run_rehearsal(
     Raises:
         UserError: a setting is invalid, or the deployment cannot be rehearsed.
     """
+    with contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt:
+        plan = _planned(deployment, given, config)
+        for said in [*left_out(deployment), *refused(plan)]:
+            console.say(said, style="yellow")
+        with Display("rehearsing", "seeds", interrupt, console) as display:
+
+            def see(seed: int, violation: Violation) -> None:
+                console.say(f"seed {seed}: {violation}")
+                console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
+
+            def try_smaller(seed: int, least: str, number: int) -> None:
+                display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
+
+            def see_written(failed: Failed) -> None:
+                console.say(
+                    f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}"
+                )
+                display.what = "rehearsing"
+
+            found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
+            return found._replace(is_complete=not interrupt.is_asked)
+
+
+def _planned(deployment: Deployment, given: Given, config: RehearseConfig) -> Plan:
+    """Return what is rehearsed, once every program has started."""
     with plain_errors():
+        refuse_encoders(deployment)
         refuse_idle_settings([deployment])
         requests = source_of(given, ExperimentConfig())(ShapeConfig()) if given else None
         if config.own_engine:
@@ -220,27 +245,7 @@ def run_rehearsal(
         plan = Plan(deployment, config.faults, config.requests, config.rate, requests, own, started(deployment, own))
         check_workload(plan)
         plan.of(config.numbers[0])
-    for said in [*left_out(deployment), *refused(plan)]:
-        console.say(said, style="yellow")
-
-    with (
-        contextlib.nullcontext(interrupt) if interrupt else Interrupt() as interrupt,
-        Display("rehearsing", "seeds", interrupt, console) as display,
-    ):
-
-        def see(seed: int, violation: Violation) -> None:
-            console.say(f"seed {seed}: {violation}")
-            console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
-
-        def try_smaller(seed: int, least: str, number: int) -> None:
-            display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
-
-        def see_written(failed: Failed) -> None:
-            console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}")
-            display.what = "rehearsing"
-
-        found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
-        return found._replace(is_complete=not interrupt.is_asked)
+        return plan
 
 
 def rehearse_all(

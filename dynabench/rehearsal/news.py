@@ -71,6 +71,7 @@ class News:
     ) -> None:
         self._over.set()
         self._thread.join()
+        self.hear()
         os.close(self._read)
         os.close(self._write)
 

@@ -4,13 +4,15 @@ import asyncio
 import hashlib
 import logging
 import random
+import traceback
 from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
 from dynabench.deployment.description import Deployment
-from dynabench.interrupt import InterruptError
+from dynabench.interrupt import InterruptError, SecondInterruptError, recognized
 from dynabench.rehearsal.checks.answers import of_answers, of_failures
 from dynabench.rehearsal.checks.discovery import of_discovery
 from dynabench.rehearsal.checks.invariants import Violation
@@ -106,9 +108,13 @@ def rehearse(
     whole = _whole(deployment, rehearsal, texts or {}, logged, story or Story())
     try:
         return _apart(whole, rehearsal.seed, longest_s)
+    except (InterruptError, SecondInterruptError):
+        raise
     except (VirtualLoopError, StuckError) as error:
         found, is_stuck = [Violation("bounded", str(error)[:2000])], isinstance(error, StuckError)
         return Outcome(rehearsal.seed, found, "", longest_s, {}, 0, 0, [], is_stuck=is_stuck)
+    except (SystemExit, KeyboardInterrupt) as error:  # code of the user's raised it
+        return Outcome(rehearsal.seed, [Violation("alive", _exit(error))], "", longest_s, {}, 0, 0, [])
     finally:
         root.removeHandler(logged)
         of_uvicorn.removeFilter(logged.note)
@@ -120,10 +126,23 @@ def started(deployment: Deployment, own_engine: str = "") -> Limits:
     Raises:
         UserError: one does not start, or wants something that does not exist in virtual time.
     """
-    with unheard():
-        context = _apart(_context(deployment, own_engine), 0, LONGEST_S)
+    try:
+        with unheard():
+            context = _apart(_context(deployment, own_engine), 0, LONGEST_S)
+    except (InterruptError, SecondInterruptError):
+        raise
+    except (VirtualLoopError, StuckError) as error:
+        raise UserError(f"the deployment does not start: {error}") from error
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise UserError(f"the deployment does not start: {_exit(error)}") from error
     simulated = [pool for pool in deployment.pools if pool.engine == "mocker" and not own_engine]
     return limits_with(context, [resolve(pool.engine_config, pool.timing) for pool in simulated])
+
+
+def _exit(error: BaseException) -> str:
+    """Say which code ends its process by an exception."""
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{error!r} would end the process, from {Path(place.filename).name}:{place.lineno} ({place.name})"
 
 
 async def _context(deployment: Deployment, own_engine: str) -> int:
@@ -149,7 +168,7 @@ def _apart(main: Coroutine[Any, Any, Result], seed: int, longest_s: float) -> Re
         UserError: a program wants something that does not exist in virtual time.
     """
     try:
-        with contained(seed):
+        with recognized(), contained(seed):
             return run(main, max_s=longest_s, is_strict=True)
     except OutsideError as error:
         raise UserError(f"this cannot be rehearsed: {error}") from error
@@ -158,13 +177,13 @@ def _apart(main: Coroutine[Any, Any, Result], seed: int, longest_s: float) -> Re
 async def _whole(
     deployment: Deployment, rehearsal: Rehearsal, texts: dict[int, str], logged: "_Logged", story: Story
 ) -> Outcome:
-    loop, weather, faults = asyncio.get_running_loop(), Weather(), [*rehearsal.faults]
+    loop, weather, faults = asyncio.get_running_loop(), Weather(), list[Fault]()
     rng = random.Random(f"network {rehearsal.seed}")
     network = Network(rng, delay=weather.delay, has_broker=rng.random() < BROKERED)
     stage = Stage(deployment, rehearsal.seed, network, story, own_engine=rehearsal.own_engine)
     supervisor = Supervisor(stage, deployment)
     supervising = supervisor.begin(rehearsal.seed)
-    start_s, happened, answers = loop.time(), list[str](), story.answers
+    start_s, answers = loop.time(), story.answers
     await asyncio.sleep(UP_S)
     story.began_s = loop.time()
     planned = PlanWatch(deployment, stage, supervisor, answers, weather)
@@ -177,9 +196,9 @@ async def _whole(
         met = met._replace(num_migrations=0)  # nobody but the engine knows how to go on with its answer
     watching = asyncio.create_task(watch.run())
     with within(SeededWorld(rehearsal.seed, "client")), story.to_its_end():
-        questions = [*rehearsal.questions, *bursts(faults, rehearsal.questions)]
+        questions = [*rehearsal.questions, *bursts(rehearsal.faults, rehearsal.questions)]
         asking = asyncio.create_task(ask_all(questions, stage.frontends, answers), context=client.context())
-        happening = Happenings(stage, weather, happened.append, faults.append).carry_out(rehearsal.faults)
+        happening = Happenings(stage, weather, faults.append).carry_out(rehearsal.faults)
         await asyncio.gather(asking, happening)
         await asyncio.sleep(SETTLE_S)
         if watching.done():
@@ -192,7 +211,7 @@ async def _whole(
             *of_failures(answers, met, limits_of(stage)),
             *at_rest(stage),
             *in_stores(stage),
-            *(() if faults else read_well(stage)),
+            *(() if rehearsal.faults else read_well(stage)),
             *of_programs(stage),
             *of_discovery(stage),
             *of_plan(deployment, stage, supervisor, loop.time()),
@@ -209,7 +228,7 @@ async def _whole(
         {answer.question.number: answer.text for answer in answers if answer.is_right},
         len(answers),
         sum(bool(answer.error) and not answer.question.is_too_long for answer in answers),
-        [*happened, *_changes(supervisor)],
+        [*(f"{fault.kind} {fault.target}".strip() for fault in faults), *_changes(supervisor)],
     )
 
 

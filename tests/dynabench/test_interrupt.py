@@ -19,7 +19,7 @@ from dynabench.experiment.arms import comparison_of
 from dynabench.experiment.parallel import in_parallel
 from dynabench.experiment.run import _simulate_all, run_experiment
 from dynabench.experiment.settings import ExperimentConfig
-from dynabench.interrupt import TOGETHER_S, Interrupt, InterruptError, noted
+from dynabench.interrupt import TOGETHER_S, Interrupt, InterruptError, SecondInterruptError, noted
 from dynabench.live import http_client
 from dynabench.live.selftest import run_selftest
 from dynabench.live.settings import SelftestConfig
@@ -202,7 +202,7 @@ def test_a_second_ctrl_c_is_obeyed_and_what_handled_signals_before_does_so_again
         assert interrupt.is_asked
         time.sleep(2 * TOGETHER_S)
         ctrl_c()
-    assert raised.type is KeyboardInterrupt
+    assert raised.type is SecondInterruptError
     assert signal.getsignal(signal.SIGINT) is before
 
 

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from dynabench.arm import ClientConfig, Run, Settings
-from dynabench.cli.serve import refuse_encoders
 from dynabench.cli.workload import convert
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.engines import refuse_idle_settings
+from dynabench.deployment.engines import refuse_encoders, refuse_idle_settings
 from dynabench.experiment.head import head_of
 from dynabench.experiment.no_effect import no_effect
 from dynabench.live.run import measure

@@ -5,7 +5,7 @@ import os
 import signal
 import threading
 import time
-from multiprocessing import active_children
+from multiprocessing import active_children, get_context
 
 import pytest
 
@@ -86,18 +86,24 @@ def deaf():
             time.sleep(60)
 
 
-def test_a_second_signal_kills_calls_that_never_end():
+def test_a_second_signal_kills_calls_that_never_end_and_no_other_process():
     def ask_twice():
         for _ in range(2):
             time.sleep(1.0)
             os.kill(os.getpid(), signal.SIGTERM)
 
+    other = get_context("spawn").Process(target=time.sleep, args=(60,))
+    other.start()
     asking = threading.Thread(target=ask_twice)
     with Interrupt() as interrupt, pytest.raises(KeyboardInterrupt):
         asking.start()
         list(in_parallel([(deaf, ())] * 2, 2, interrupt=interrupt))
     asking.join()
-    assert active_children() == []
+    try:
+        assert active_children() == [other]
+    finally:
+        other.kill()
+        other.join()
 
 
 def test_a_single_call_is_carried_out_elsewhere_if_it_is_to_run_apart():

@@ -11,14 +11,28 @@ import pytest
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.file import read_deployment
 from dynabench.interrupt import Interrupt
-from dynabench.rehearsal.all_seeds import Plan, carry_out, check_workload, lines, read, refused, rehearse_all, replay
+from dynabench.rehearsal.all_seeds import (
+    Plan,
+    carry_out,
+    check_workload,
+    lines,
+    read,
+    refused,
+    rehearse_all,
+    replay,
+    run_rehearsal,
+)
+from dynabench.rehearsal.checks.invariants import Violation
 from dynabench.rehearsal.clients.client import Question
+from dynabench.rehearsal.clients.limits import Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
+from dynabench.rehearsal.news import Item, News
 from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig
 from dynabench.rehearsal.shrink import shrunk, size
 from dynabench.rehearsal.stage.stage import PLANNER, SUPERVISOR, names_of
+from dynabench.terminal import Terminal
 from foundation.errors import UserError
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from serving.router.books import RankBooks
@@ -81,6 +95,13 @@ def test_what_always_fails_shrinks_in_one_try():
     whole, seen = Rehearsal(1, generated(1, 60, 10.0), [Fault("kill", 0.0, 1.0, "worker-0")]), []
     found = shrunk(whole, lambda _: True, lambda _, number: seen.append(number))
     assert (size(found), seen) == ("0 faults and 1 request", [1])
+
+
+def test_what_was_said_last_is_heard():
+    heard = []
+    with News(lambda *violation: heard.append(violation), lambda *_: None) as news:
+        news.teller.tell(Item(7, "alive", "x"))
+    assert heard == [(7, Violation("alive", "x"))]
 
 
 def test_a_violation_is_reported_before_it_is_made_smaller(tmp_path, monkeypatch):
@@ -196,7 +217,8 @@ def test_the_command_says_what_happened(tmp_path):
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     assert said["violations"] == {}
-    assert said["happened"]
+    assert len(said["happened"]) > 1
+    assert list(said["happened"]) == sorted(said["happened"])
     assert set(said["happened"]) <= {*get_args(Kind)}
     assert "2 seeds, 0 violations" in done.stderr
     refused = dynabench("rehearse", "--engine", "vllm", "--seeds", "1")
@@ -247,6 +269,14 @@ def test_requests_of_a_workload_that_do_not_fit_are_refused_as_they_must_be():
     assert (outcome.violations, outcome.num_requests, outcome.num_failed) == ([], 4, 0)
 
 
+def test_a_prompt_of_a_workload_that_leaves_no_room_is_left_out():
+    limits = Limits(room=40)
+    asked = taken(of_lengths((32, 20), (40, 4), (41, 4), (8, 4)), 0, 9, limits=limits)
+    assert [(each.number, each.max_tokens) for each in asked] == [(0, 8), (3, 4)]
+    with pytest.raises(UserError, match="w: no prompt leaves room for an answer in 40 tokens"):
+        taken(of_lengths((48, 4)), 0, 9, limits=limits)
+
+
 def test_a_request_that_is_answered_although_it_does_not_fit_is_a_violation():
     asked = [Question(0, 0.0, [97] * 8, 4, is_too_long=True)]
     [violation] = rehearse(DEPLOYMENT, Rehearsal(0, asked, [])).violations
@@ -287,6 +317,12 @@ def test_what_serve_refuses_is_refused_before_any_seed(words, said):
     assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_an_encoder_is_refused_wherever_the_rehearsal_is_called():
+    pool = Pool(mocker=EngineConfig(max_tokens_per_mm_item=300))
+    with pytest.raises(UserError, match="images are not sent to workers that are served"):
+        run_rehearsal(Deployment(pools=(pool,)), (), RehearseConfig(seeds="1"), console=Terminal(quiet=True))
 
 
 @pytest.mark.parametrize("engine", ["echo_core", "echo_full"])

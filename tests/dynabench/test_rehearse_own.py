@@ -9,14 +9,17 @@ import time
 import pytest
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.interrupt import InterruptError
 from dynabench.rehearsal.all_seeds import Plan, read, replay
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault
-from dynabench.rehearsal.run import Rehearsal, rehearse
+from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.stage.own import check_own
 from dynabench.rehearsal.virtual_time import watch
+from dynabench.rehearsal.virtual_time.errors import StuckError
 from foundation.errors import UserError
 from foundation.exit_codes import INTERRUPTED
+from serving.planner import PlannerConfig
 from tests.support.commands import dynabench
 
 DEPLOYMENT = Deployment(router_mode="round-robin", pools=(Pool(replicas=2),))
@@ -129,21 +132,95 @@ def rehearsed_mode(tmp_path, line, *flags):
         ("os._exit(3)", "frontend uses os._exit (my_mode.py:7)"),
         ("os.kill(os.getpid(), 9)", "the process that rehearsed seed 0 ended; it ran my_mode.py"),
         (
-            "return [float(os.urandom(1)[0]) for _ in candidates.num_requests]",
+            "open('calls', 'a').write('x')\n        return [1 / (os.stat('calls').st_size < 4) for _ in range(2)]",
             "seed 0 gave two different runs; it ran my_mode.py",
         ),
     ],
 )
 def test_a_mode_that_cannot_be_rehearsed_is_refused_in_one_line(tmp_path, line, said):
     done = rehearsed_mode(tmp_path, line)
-    assert (done.returncode, len(done.stderr.splitlines()[-1:])) == (2, 1)
-    assert said in done.stderr.splitlines()[-1]
+    *before, last = done.stderr.splitlines()
+    assert done.returncode == 2
+    assert said in last
+    assert [line for line in before if "rehearsing:" not in line] == []
 
 
 def test_a_mode_may_use_random_numbers_and_clocks(tmp_path):
-    line = "return [random.random() + time.perf_counter() % 1 for _ in candidates.num_requests]"
+    clocks = "time.perf_counter() % 1 + time.perf_counter_ns() % 10**9"
+    line = f"return [random.random() + {clocks} for _ in candidates.num_requests]"
     done = rehearsed_mode(tmp_path, line)
     assert done.returncode == 0, done.stderr
+
+
+RAISED = ["raise SystemExit(3)", "raise KeyboardInterrupt", "raise ValueError('x')"]
+
+
+@pytest.mark.parametrize("line", RAISED)
+def test_an_engine_that_always_raises_is_a_violation(tmp_path, line):
+    plan = plan_with(tmp_path, "pytok", TOKENS.replace("await asyncio.sleep(0.01)", line).replace("{token}", NEXT))
+    violations = rehearse(DEPLOYMENT, plan.of(0)).violations
+    assert {each.invariant for each in violations} & {"alive", "no-loss"}
+    if "ValueError" not in line:
+        assert "would end the process, from engine.py:7 (generate)" in str(violations[0])
+
+
+@pytest.mark.parametrize(("seed", "has_broker"), [(0, False), (5, True)])
+def test_a_fault_that_does_not_happen_excuses_no_loss(tmp_path, seed, has_broker):
+    """With seed 5, requests go over a broker."""
+    text = TOKENS.replace("await asyncio.sleep(0.01)", "raise ValueError('x')").replace("{token}", NEXT)
+    plan = plan_with(tmp_path, "pytok", text)
+    away = Fault("broker-away", 0.0, 10.0)
+    outcome = rehearse(DEPLOYMENT, Rehearsal(seed, [Question(0, 1.0, [97] * 8, 4)], [away], plan.own_engine))
+    assert outcome.num_failed == 1
+    assert ("broker-away" in outcome.happened) == has_broker
+    assert ("no-loss" in {each.invariant for each in outcome.violations}) == (not has_broker)
+
+
+def test_ctrl_c_is_no_violation(tmp_path):
+    line = "__import__('signal').raise_signal(2)"
+    plan = plan_with(tmp_path, "pytok", TOKENS.replace("await asyncio.sleep(0.01)", line).replace("{token}", NEXT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(InterruptError):
+            rehearse(DEPLOYMENT, plan.of(0))
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+POLICY = """
+from serving.planner import Policy
+
+class Mine(Policy):
+    default_interval_s = 0.5
+
+    def _propose_one(self, now, facts, state):
+        {line}
+"""
+
+
+@pytest.mark.parametrize("line", RAISED[:2])
+def test_a_planner_policy_that_would_end_its_process_is_a_violation(tmp_path, line):
+    (tmp_path / "policy.py").write_text(POLICY.format(line=line))
+    config = PlannerConfig(planner=str(tmp_path / "policy.py"), max_replicas=4)
+    deployment = Deployment(router_mode="kv", pools=(Pool(replicas=2),), planner=config)
+    [violation] = rehearse(deployment, Rehearsal(0, [Question(0, 0.0, [97] * 8, 4)], [])).violations
+    assert "would end the process, from policy.py:8" in str(violation)
+
+
+def test_an_engine_that_would_end_its_process_as_it_starts_is_refused(tmp_path):
+    plan = plan_with(tmp_path, "pytok", "raise KeyboardInterrupt")
+    with pytest.raises(UserError, match=r"the deployment does not start: .* would end the process, from engine.py:1"):
+        started(DEPLOYMENT, plan.own_engine)
+
+
+def test_a_deployment_that_waits_or_computes_forever_at_its_start_is_refused(tmp_path, monkeypatch):
+    def stuck(*_):
+        raise StuckError("code runs without end")
+
+    monkeypatch.setattr("dynabench.rehearsal.run._apart", lambda main, *_: (main.close(), stuck()))
+    with pytest.raises(UserError, match="does not start: code runs without end"):
+        started(DEPLOYMENT)
 
 
 @pytest.mark.parametrize("line", ["raise ValueError('x')", "raise SystemExit(3)", "raise KeyboardInterrupt"])
@@ -162,8 +239,8 @@ def test_a_mode_that_always_raises_is_a_violation_with_one_request_that_is_repla
 
 
 def test_a_mode_that_never_returns_ends_its_seed(tmp_path, monkeypatch):
-    monkeypatch.setattr(watch, "LOOKS_S", 0.1)
-    monkeypatch.setattr(watch, "STUCK_S", 0.5)
+    monkeypatch.setattr(watch, "LOOKS_S", 0.5)
+    monkeypatch.setattr(watch, "STUCK_S", 2.0)  # after twice as long, this process is killed
     (tmp_path / "my_mode.py").write_text(MODE.format(line="while True: pass"))
     deployment = Deployment(router_mode=str(tmp_path / "my_mode.py"))
     outcome = rehearse(deployment, Rehearsal(0, [Question(0, 0.0, [97] * 8, 4)], []))
@@ -171,17 +248,40 @@ def test_a_mode_that_never_returns_ends_its_seed(tmp_path, monkeypatch):
     assert "my_mode.py:7 (Mode.costs)" in str(outcome.violations[0])
 
 
+ENDLESS = "open('begun', 'a').close()\n        while True: pass"
+
+
+def interrupted(folder, *words):
+    """Send a signal to a command once its mode computes, and return its exit code and its number."""
+    command = [sys.executable, "-m", "dynabench", "rehearse", *words]
+    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, start_new_session=True) as running:
+        try:
+            for _ in range(1200):
+                if (folder / "begun").exists():
+                    break
+                time.sleep(0.05)
+            assert (folder / "begun").exists()
+            running.send_signal(signal.SIGTERM)
+            running.communicate(timeout=60)
+        except BaseException:
+            os.killpg(running.pid, signal.SIGKILL)
+            raise
+    return running.returncode, running.pid
+
+
 def test_one_signal_ends_a_mode_that_never_returns_and_its_processes(tmp_path):
-    (tmp_path / "my_mode.py").write_text(MODE.format(line="open('begun', 'a').close()\n        while True: pass"))
-    words = ("rehearse", "--router-mode", "my_mode.py", "--faults", "none", "--jobs", "2", "--seeds", "3")
-    command = [sys.executable, "-m", "dynabench", *words]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, start_new_session=True) as running:
-        while not (tmp_path / "begun").exists():
-            time.sleep(0.05)
-        running.send_signal(signal.SIGTERM)
-        running.communicate(timeout=60)
-    assert running.returncode == INTERRUPTED
+    (tmp_path / "my_mode.py").write_text(MODE.format(line=ENDLESS))
+    flags = ("--router-mode", "my_mode.py", "--faults", "none", "--jobs", "2", "--seeds", "3")
+    code, number = interrupted(tmp_path, *flags)
+    assert code == INTERRUPTED
     with pytest.raises(ProcessLookupError):
         for _ in range(600):  # init takes a while to collect what has ended
-            os.killpg(running.pid, 0)
+            os.killpg(number, 0)
             time.sleep(0.1)
+
+
+def test_one_signal_ends_a_replay(tmp_path):
+    rehearsed_mode(tmp_path, "raise ValueError('x')")
+    (tmp_path / "my_mode.py").write_text(MODE.format(line=ENDLESS))
+    code, _ = interrupted(tmp_path, "--replay", "rehearsal/seed-0.json")
+    assert code == INTERRUPTED

@@ -102,7 +102,9 @@ def test_a_chunk_of_the_store_that_is_wrong_although_no_bit_has_flipped_is_found
 
 
 def test_no_faults_are_drawn_of_what_a_deployment_has_not():
-    assert idle_kinds(Deployment()) == {"bit-flip", "slow-disk", "full-disk", "slow-store"}
+    kv = {"bit-flip", "slow-disk", "full-disk", "slow-store"}
+    assert idle_kinds(Deployment(router_mode="kv")) == kv
+    assert idle_kinds(Deployment(router_mode="least-loaded")) == kv | {"early-timeout"}
     assert idle_kinds(HANDED_OVER) == {"slow-disk", "full-disk", "slow-store"}
     assert not idle_kinds(STORED)
     assert idle_kinds(Deployment()) <= {*HARSH}

@@ -42,6 +42,7 @@ class Met(NamedTuple):
     """The faults of a rehearsal, and whom they met."""
 
     faults: Sequence[Fault]
+    """Those that happened so far."""
     began_s: float
     """When the first request could be sent, by the loop's clock."""
     pools: Sequence[set[str]]

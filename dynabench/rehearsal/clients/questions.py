@@ -62,7 +62,10 @@ def taken(workload: Workload, seed: int, count: int, model: str = "mock", limits
     """Take requests of a workload, from a place that the seed decides, at the workload's times.
 
     One that does not fit is sent, and must be refused; an answer for which there is too little room is asked for as
-    short as a server would cut it.
+    short as a server would cut it. One whose prompt leaves no room, and that is not refused either, is left out.
+
+    Raises:
+        UserError: none is left.
     """
     rng = random.Random(f"requests {seed}")
     first = rng.randrange(max(len(workload) - count, 0) + 1)
@@ -75,8 +78,12 @@ def taken(workload: Workload, seed: int, count: int, model: str = "mock", limits
         is_too_long = limits.longest.refusal(len(prompt), max_tokens) is not None
         if limits.room is not None and not is_too_long:
             max_tokens = min(max_tokens, limits.room - len(prompt))
+        if max_tokens < 1:
+            continue
         asked = Question(number, request.arrival_s - start_s, prompt, max_tokens, model=model, is_too_long=is_too_long)
         found.append(_manners(rng, asked))
+    if not found:
+        raise UserError(f"{workload.name}: no prompt leaves room for an answer in {limits.room} tokens")
     return found
 
 

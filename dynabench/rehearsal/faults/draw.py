@@ -1,6 +1,6 @@
 """Which faults happen, drawn from a seed.
 
-A deployment without disks, or whose KV stays in its workers, draws none of their faults (`idle_kinds`).
+A deployment without disks, whose KV stays in its workers, or whose routers ask for none, draws none of their faults (`idle_kinds`).
 """
 
 import random
@@ -13,6 +13,9 @@ from dynabench.deployment.processes import STORE
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault, Kind, Level
 from dynabench.rehearsal.stage.stage import PLANNER
+from foundation.own_code import base_and_additions, is_own
+from serving.model.card import Role
+from serving.router import wants_kv_events
 from serving.runtime.memory.network import DISCOVERY
 
 
@@ -64,7 +67,17 @@ def idle_kinds(deployment: Deployment) -> frozenset[Kind]:
         found |= {"slow-disk", "full-disk"}
     if not deployment.kv_store.kv_store_size:
         found.add("slow-store")
+        if not any(_fetches_snapshots(deployment, pool.role) for pool in deployment.pools):
+            found.add("early-timeout")
     return frozenset(found)
+
+
+def _fetches_snapshots(deployment: Deployment, role: Role) -> bool:
+    """Return whether a router follows the caches of a role's workers; a mode of the user's own may."""
+    if role == "decode":  # they are followed for local prompts only
+        return deployment.disaggregation.conditional_disagg != "never" and deployment.router.use_kv_events
+    mode = deployment.mode_of(role)
+    return is_own(base_and_additions(mode)[0]) or wants_kv_events(mode, deployment.router)
 
 
 def draw(

@@ -24,19 +24,16 @@ class Happenings:
         self,
         stage: Stage,
         weather: Weather,
-        on_event: Callable[[str], None] = lambda _: None,
-        on_death: Callable[[Fault], None] = lambda _: None,
+        on_fault: Callable[[Fault], None] = lambda _: None,
     ) -> None:
         """Begin now.
 
         Args:
             stage: to whom they happen.
             weather: notes what is wrong.
-            on_event: is told what begins.
-            on_death: is told whom a chase kills: that depends on where its request goes.
+            on_fault: is told what happens, whom a chase kills included: that depends on where its request goes.
         """
-        self._stage, self._weather = stage, weather
-        self._on_event, self._on_death = on_event, on_death
+        self._stage, self._weather, self._on_fault = stage, weather, on_fault
         self._start_s = asyncio.get_running_loop().time()
 
     async def carry_out(self, faults: Sequence[Fault]) -> None:
@@ -59,7 +56,7 @@ class Happenings:
             return None
         self._weather.begin()
         trouble = self._stage.story.trouble(fault.label, *fault.ends)
-        self._on_event(f"{fault.kind} {fault.target}".strip())
+        self._on_fault(fault)
 
         def end() -> None:
             undo()
@@ -81,7 +78,6 @@ class Happenings:
                     at_s = asyncio.get_running_loop().time() - self._start_s
                     kind: Kind = "lose-machine" if rng.random() < share_lost else "kill"
                     death = Fault(kind, at_s, CHASED_S, actor.program.name)
-                    self._on_death(death)
                     if (end := self._begin(death)) is not None:
                         deaths.append(asyncio.create_task(_later(CHASED_S, end)))
         await asyncio.gather(*deaths)

@@ -75,6 +75,7 @@ def contained(seed: int) -> Iterator[None]:
             ("perf_counter", 1),
             ("time_ns", 10**9),
             ("monotonic_ns", 10**9),
+            ("perf_counter_ns", 10**9),
         )
     }
     with (
