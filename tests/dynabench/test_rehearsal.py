@@ -60,7 +60,6 @@ def test_nothing_is_violated_where_requests_are_handed_over(seed):
 
 DIGEST = """
 from tests.dynabench.test_rehearsal import WORKERS
-from dynabench.rehearsal import run
 from dynabench.rehearsal.all_seeds import Plan, carry_out
 rehearsal, outcome = carry_out(Plan(WORKERS, "light", 15, 12.0), 5)
 print(outcome.digest, len(rehearsal.faults))

@@ -120,6 +120,3 @@ def _patience_s(fault: Fault) -> float:
         case "bit-flip":
             return PATIENCE_S  # where a length is wrong, the rest is awaited longer than the fault lasts
     return min(fault.lasts_s + RESTART_S * (fault.kind in ENDS), PATIENCE_S)
-
-
-# While it runs
