@@ -153,7 +153,7 @@ def _told(plan: Plan, seed: int) -> tuple[Rehearsal, Outcome, Story]:
     return whole, rehearse(plan.deployment, whole, outcome.texts, story), story
 
 
-def _whole(
+def _rehearse_seed(
     plan: Plan, seed: int, out: Path, teller: Teller, flag: Flag, *, is_twice: bool
 ) -> tuple[Outcome, Failed | None]:
     """Rehearse a seed; if it fails, write it, and then again as the least that fails.
@@ -271,7 +271,7 @@ def rehearse_all(
         UserError: one cannot be rehearsed, or its process ended.
     """
     found, seeds = Found(0, 0, 0, 0.0, Counter(), []), config.numbers
-    call, again = partial(_whole, is_twice=False), partial(_whole, is_twice=bool(_own_code(plan)))
+    call, again = partial(_rehearse_seed, is_twice=False), partial(_rehearse_seed, is_twice=bool(_own_code(plan)))
     try:
         with News(on_violations, on_try) as news:
             calls = [

@@ -173,7 +173,8 @@ def read_frame(frame: Any, names: Mapping[str, str], *, title: str, block_size: 
     """
     kind = columns_of(names)
     size = kind.block_size if block_size is None else block_size
-    return _whole(kind, FrameSource(frame, BlockNamer(size or 0)), title)
+    assert size is not None, "rows of columns name blocks"
+    return _whole(kind, FrameSource(frame, BlockNamer(size)), title)
 
 
 def _whole(kind: Format, source: Source, title: str, *, is_text_counted: bool = False) -> Workload:
