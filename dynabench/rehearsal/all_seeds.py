@@ -400,4 +400,7 @@ def lines(found: Found) -> Iterator[str]:
     yield f"{found.num_requests:,} requests{lost}, in {found.virtual_s:,.0f} s of virtual time"
     names: Sequence[str] = sorted({violation.invariant for each in found.failed for violation in each.violations})
     count = f"{len(found.failed):,} with violations" if found.failed else "0 violations"
-    yield f"{found.num_seeds:,} seed{'s' * (found.num_seeds != 1)}, {count}" + f" ({', '.join(names)})" * bool(names)
+    end = f" ({', '.join(names)})" * bool(names) + (
+        "" if found.is_complete else "; interrupted: the other seeds did not run"
+    )
+    yield f"{found.num_seeds:,} seed{'s' * (found.num_seeds != 1)}, {count}{end}"

@@ -171,6 +171,8 @@ def test_what_holds_leaves_nothing_behind(tmp_path):
     assert (found.num_seeds, found.num_requests, failed) == (2, 69, []), "two of 20, and an overload of 29"
     assert not (tmp_path / "out").exists()
     assert list(lines(found))[-1] == "2 seeds, 0 violations"
+    stopped = found._replace(is_complete=False)
+    assert list(lines(stopped))[-1] == "2 seeds, 0 violations; interrupted: the other seeds did not run"
 
 
 def test_a_planted_bug_is_found_shrunk_and_replayed(tmp_path, monkeypatch):
