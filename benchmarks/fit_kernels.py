@@ -42,7 +42,9 @@ L2_BYTES = {
     "rtx-pro-6000": 128e6,
     "rtx-4090": 72e6,
 }
-DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8", "nvfp4": "fp4"}
+DTYPES = {"bfloat16": "bfloat16", "fp8": "fp8", "fp8_static": "fp8", "fp8_block": "fp8_block", "nvfp4": "fp4"}
+BLOCKS = "fp8_block"
+"""Weights of 8 bits that are scaled in blocks."""
 EXPERTS = {
     "h100": {
         "bfloat16": "unquantizedfusedmoe_triton",
@@ -59,7 +61,7 @@ EXPERTS = {
 }
 """The kernels that vLLM chooses on these GPUs by default; 8-bit kernels are those for weights scaled in blocks, like
 those of published models."""
-SHARED_EXPERTS = {"h200": "h100", "a100": "h100", "l40s": "h100", "rtx-4090": "rtx-pro-6000"}
+SHARED_EXPERTS = {"a100": "h100", "l40s": "h100", "rtx-4090": "rtx-pro-6000"}
 ROUTING = "power_law_1.01"
 """How unevenly the tables' tokens choose experts; real models are between an even choice and a power law of 1.2."""
 MESSAGES = [2**power for power in (10, 12, 14, 16, 17, 18, 19, 20, 22, 24, 26, 28)]
@@ -128,11 +130,13 @@ def fit_quantised_gemm(work: Array, load: Array, passes: Array, y: Array) -> Fit
     return fit(model, [*GEMM, (2, 0, 20)], [work, load, passes], y)
 
 
-def gemms(table: pd.DataFrame, gpu: dict[str, Any]) -> Iterator[tuple[str, Fit]]:
+def gemms(
+    table: pd.DataFrame, gpu: dict[str, Any], fused: tuple[str, ...] = ("fp8",)
+) -> Iterator[tuple[str, Fit]]:
     """Fit each type of weight.
 
-    When serving, quantising to 8 bits is fused into the previous kernel, so the launch is the 16-bit one; quantising to
-    4 bits needs its own kernel.
+    When serving, quantising is fused into the previous kernel for some types, so the launch is the 16-bit one; for others
+    (vLLM: 4 bits, and blocks), it needs its own kernel.
     """
     table = table[(table["n"] * table["k"] >= LEAST_WEIGHTS) & (table["m"] <= 16384)]
     bandwidth, launch_s = gpu["bandwidth"], 0.0
@@ -141,17 +145,19 @@ def gemms(table: pd.DataFrame, gpu: dict[str, Any]) -> Iterator[tuple[str, Fit]]
         if rows.empty:
             continue
         m, n, k = (rows[name].to_numpy(float) for name in "mnk")
-        work = 2 * m * n * k / gpu["flops"][dtype]
-        load = (n * k * PLAIN[dtype].bytes + m * k * PLAIN[dtype].bytes + m * n * 2) / bandwidth
+        weight = PLAIN["fp8" if dtype == BLOCKS else dtype]
+        work = 2 * m * n * k / gpu["flops"][weight.name]
+        load = (n * k * weight.bytes + m * k * weight.bytes + m * n * 2) / bandwidth
         if dtype == "bfloat16":
-            (compute, memory, launch_s, sharpness), error = fit_gemm(work, load, seconds(rows))
-            quantise = 0.0
+            found, error = fit_gemm(work, load, seconds(rows))
+            launch_s = found[2]
+            found.append(0.0)
         else:
-            passes = m * k * (2 + PLAIN[dtype].bytes) / bandwidth
+            passes = m * k * (2 + weight.bytes) / bandwidth
             found, error = fit_quantised_gemm(work, load, passes, seconds(rows))
-            compute, memory, both_s, sharpness, quantise = found
-            launch_s = both_s if dtype == "fp4" else launch_s
-        yield dtype, Fit([compute, memory, launch_s, sharpness, quantise], error)
+            if dtype in fused:
+                found[2] = launch_s
+        yield dtype, Fit(found, error)
 
 
 def full_attention(table: pd.DataFrame) -> pd.DataFrame:
@@ -200,7 +206,7 @@ def fit_prefill(table: pd.DataFrame, peak: float) -> Fit:
 
 
 def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth: float) -> Fit:
-    """Fit [compute, memory, launch_s, sharpness, spread, pad, passes] of `mocker.timing.gpu.Experts`.
+    """Fit [compute, memory, launch_s, sharpness, spread, pad, passes, token_passes] of `mocker.timing.gpu.Experts`.
 
     Columns: num_tokens, routed (rows of all experts), num_experts, share (of the experts that a token chooses),
     hidden_size, weights (of one expert).
@@ -213,7 +219,8 @@ def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth
         active = experts * (1 - (1 - share) ** (tokens * c[4]))
         compute = 2 * np.maximum(routed, c[5] * active) * weights / (peak * c[0])
         memory = active * weights * weight_bytes / (bandwidth * c[1])
-        return smooth_maximum(compute, memory, c[3]) + c[2] + c[6] * routed * hidden * 2 / bandwidth
+        moved = (c[6] * routed + c[7] * tokens) * hidden * 2 / bandwidth
+        return smooth_maximum(compute, memory, c[3]) + c[2] + moved
 
     ranges = [
         (0.4, 0.02, 1.2),
@@ -223,6 +230,7 @@ def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth
         (1.0, 0.3, 3),
         (2, 0.5, 64),
         (3, 0, 30),
+        (10, 0, 100),
     ]
     return fit(model, ranges, [table[name].to_numpy(float) for name in names], seconds(table))
 
@@ -267,7 +275,7 @@ def from_tables(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
         gpu["decode"][dtype] = found.coefficients
         yield f"decode {dtype}", found
     found = fit_prefill(read("context"), gpu["flops"]["bfloat16"])
-    gpu["prefill"], gpu["prefill_pad"], _ = found.coefficients
+    gpu["prefill"] = found.coefficients[:2]
     yield "prefill", found
     gpu["all_reduce"] = all_reduces(read("custom_allreduce"))
     if name in LINKS:
@@ -380,8 +388,9 @@ def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
     yield "layers' decode", found
     memory, peak = found.coefficients[0], gpu["flops"]["bfloat16"]
     found = fit_mixed(attention, memory, L2_BYTES[name], peak, gpu["bandwidth"])
-    names = ("prefill", "prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
-    gpu |= dict(zip(names, found.coefficients[:-1], strict=True))
+    gpu["prefill"] = found.coefficients[:2]
+    names = ("mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
+    gpu |= dict(zip(names, found.coefficients[2:-1], strict=True))
     yield "layers' mixed", found
     table = layer_experts(folder)
     if not table.empty:
@@ -391,20 +400,14 @@ def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
         yield "layers' experts", found
 
 
-def written(gpus: dict[str, dict[str, Any]]) -> str:
-    """Return the contents of the file, with a line for each fact."""
-
-    def rows(value: Any) -> str:
-        if isinstance(value, dict) and any(isinstance(item, list) for item in value.values()):
-            inner = ",\n".join(f"      {json.dumps(key)}: {json.dumps(item)}" for key, item in value.items())
-            return f"{{\n{inner}\n    }}"
+def written(value: Any, depth: int = 0) -> str:
+    """Return the contents of a file, with a line for each fact."""
+    if not isinstance(value, dict) or not value or not any(isinstance(item, dict | list) for item in value.values()):
         return json.dumps(value)
-
-    blocks = []
-    for name, gpu in gpus.items():
-        inner = ",\n".join(f"    {json.dumps(key)}: {rows(value)}" for key, value in gpu.items())
-        blocks.append(f"  {json.dumps(name)}: {{\n{inner}\n  }}")
-    return "{\n" + ",\n".join(blocks) + "\n}\n"
+    inner = ",\n".join(
+        f"{'  ' * (depth + 1)}{json.dumps(key)}: {written(item, depth + 1)}" for key, item in value.items()
+    )
+    return f"{{\n{inner}\n{'  ' * depth}}}" + ("" if depth else "\n")
 
 
 def main() -> None:

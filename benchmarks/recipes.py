@@ -84,8 +84,23 @@ def timing_of(point: Any, gpu: str) -> TimingConfig:
         kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         gpu_memory_utilization=0.9 if vllm is None else vllm.gpu_memory_utilization,
         timed_as=point.backend,
+        moe_backend=moe_backend_of(point, gpu),
         max_cudagraph_capture_size=0 if vllm is None else vllm.max_cudagraph_capture_size,
     )
+
+
+def moe_backend_of(point: Any, gpu: str) -> Any:
+    """Return the kernels of experts that InferenceX's scripts ask for, where they are not those that the engine chooses.
+
+    gpt-oss ran on vLLM with VLLM_MXFP4_USE_MARLIN=1 on Hopper, DeepSeek-R1 in FP4 on TensorRT-LLM with CUTLASS where
+    attention is not shared.
+    """
+    if is_sweep(point):
+        return "auto"
+    if point.backend == "vllm" and "gpt-oss" in point.model_path and gpu not in BLACKWELL:
+        return "marlin"
+    is_fp4 = point.precision == "fp4" and "DeepSeek" in point.model_path
+    return "cutlass" if point.backend == "trtllm" and is_fp4 and point.attention_dp_size > 1 else "auto"
 
 
 def has_launches(point: Any) -> bool:

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from foundation.text import instead_of
-from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu
+from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu, Prompts
 
 DATA = Path(__file__).with_name("data")
 
 
-def find_gpu(name: str) -> Gpu:
-    """Return a bundled GPU.
+def find_gpu(name: str, engine: str = "vllm") -> Gpu:
+    """Return a bundled GPU, with the kernels of an engine where they were measured, else with vLLM's.
 
     Raises:
         ValueError: it is not bundled.
@@ -20,29 +20,32 @@ def find_gpu(name: str) -> Gpu:
     plain = name.lower().replace("_", "-").removeprefix("nvidia-").removesuffix("-sxm")
     if plain not in known:
         raise ValueError(f"gpu {name!r} is not known; {instead_of(plain, known)}")
-    facts = known[plain]
+    facts = known[plain] | _over(known[plain], known[plain].get("engines", {}).get(engine, {}))
     return Gpu(
         name=plain,
         memory=facts["memory"],
         bandwidth=facts["bandwidth"],
         flops=facts["flops"],
         gemm={dtype: Gemm(*row) for dtype, row in facts["gemm"].items()},
-        experts={dtype: Experts(*row) for dtype, row in facts["experts"].items()},
+        experts={kernel: Experts(*row) for kernel, row in facts["experts"].items()},
         decode={dtype: Decode(*row) for dtype, row in facts["decode"].items()},
-        prefill=facts["prefill"],
+        prefill=Prompts(*facts["prefill"]),
+        latent_decode={dtype: Decode(*row) for dtype, row in facts.get("latent_decode", {}).items()},
+        latent_prefill=Prompts(*facts.get("latent_prefill", facts["prefill"])),
         all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
         architecture=facts["architecture"],
-        **{
-            name: facts[name]
-            for name in ("prefill_pad", "mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s")
-            if name in facts
-        },
+        **{name: facts[name] for name in ("mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s") if name in facts},
     )
 
 
 def gpu_names() -> list[str]:
     """Return the names of the bundled GPUs."""
     return list(_read("gpus"))
+
+
+def _over(facts: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return an engine's own facts, with those of vLLM where it has none."""
+    return {key: facts.get(key, {}) | value if isinstance(value, dict) else value for key, value in own.items()}
 
 
 def find_engine(name: str, architecture: str) -> EngineTimes:

@@ -76,6 +76,10 @@ class TimingConfig:
     max_num_seqs, at most 512, or 1024 on Blackwell). It launches the kernels of a larger step one by one, which takes longer.
     So do SGLang and TensorRT-LLM for every step with prompts."""
 
+    moe_backend: Literal["auto", "marlin", "cutlass"] = "auto"
+    """Kernels of routed experts, as vLLM's --moe-backend and TensorRT-LLM's moe_config (auto: those that the engine chooses).
+    Only those that were measured on the GPU, with the weights of the model, are accepted."""
+
     timed_as: Literal["vllm", "sglang", "trtllm"] | None = None
     """Engine whose host times are added to the roofline (default: that of engine_type)."""
 

@@ -81,7 +81,7 @@ def drafter_shape(engine: EngineConfig, timing: TimingConfig) -> ModelShape | No
 
 def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
     assert timing.gpu is not None
-    gpu = find_gpu(timing.gpu)
+    gpu = find_gpu(timing.gpu, timing.host_times)
     return drafter_coefficients(
         find_model(engine.draft_model) if engine.draft_model else layer_with_head(timing.shape),
         gpu,

@@ -43,7 +43,7 @@ def timing_model(
 def roofline_of(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int) -> Roofline:
     """Return the step times that follow from the model and the GPU, with so many ranks that compute as much."""
     assert timing.gpu is not None
-    gpu = find_gpu(timing.gpu)
+    gpu = find_gpu(timing.gpu, timing.host_times)
     found = coefficients(
         timing.shape,
         gpu,
@@ -56,6 +56,7 @@ def roofline_of(engine: EngineConfig, timing: TimingConfig, num_busy_ranks: int)
         async_scheduling=engine.is_async,
         sampling=timing.sampling,
         graph_tokens=_graph_tokens(engine, timing, gpu),
+        moe_backend=timing.moe_backend,
     )
     return Roofline(found)
 

@@ -27,6 +27,8 @@ class Experts(NamedTuple):
     pad: float
     passes: float
     """Passes over the routed activations at full bandwidth."""
+    token_passes: float = 0.0
+    """Passes over all tokens' activations, which every rank makes, whichever experts it has."""
 
 
 class Decode(NamedTuple):
@@ -35,6 +37,16 @@ class Decode(NamedTuple):
     memory: float
     launch_s: float
     row_s: float
+    compute: float = 0.5
+    """Share of the 16-bit peak that latent attention reaches, if its operations take longer than its bytes."""
+
+
+class Prompts(NamedTuple):
+    """t = 4 * heads * head_dim * (length^2 / 2 + pad * length) / (peak * compute) for each new prompt's attention."""
+
+    compute: float
+    pad: float
+    """Tokens by which a prompt's attention is padded."""
 
 
 AllReduces = list[tuple[float, float]]
@@ -54,10 +66,10 @@ class Gpu:
     gemm: dict[str, Gemm] = field(hash=False)
     experts: dict[str, Experts] = field(hash=False)
     decode: dict[str, Decode] = field(hash=False)
-    prefill: float
-    """Share of the 16-bit peak that attention over a prompt reaches."""
-    prefill_pad: float = 64
-    """Tokens by which a prefill's attention is padded."""
+    prefill: Prompts
+    latent_decode: dict[str, Decode] = field(hash=False)
+    """Of latent attention, by the type of the cache; empty: as other attention."""
+    latent_prefill: Prompts
     all_reduce: dict[int, AllReduces] = field(hash=False)
     """By number of GPUs: (bytes, seconds), in order."""
     architecture: str = ""

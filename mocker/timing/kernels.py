@@ -114,7 +114,7 @@ class ExpertLayer:
         routed = tokens * self.experts_per_token * self.share
         rows = max(routed, fit.pad * active)
         experts = self.rate.seconds(2 * rows * self.weights, active * self.weights * self.weight_bytes) + fit.launch_s
-        moved = routed * self.hidden_size * HALF * fit.passes / self.bandwidth
+        moved = (routed * fit.passes + tokens * fit.token_passes) * self.hidden_size * HALF / self.bandwidth
         return experts + moved + (self.exchange.seconds(tokens) + self.exchange_s)
 
 

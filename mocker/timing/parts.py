@@ -6,14 +6,15 @@ from dataclasses import dataclass, replace
 from mocker.models.kv_cache import INDEX_BYTES, KV_BYTES
 from mocker.models.layers import FeedForward, Matrix, Mixer, WeightType
 from mocker.models.shape import ModelShape
-from mocker.timing.gpu import Decode, EngineTimes, Gpu, over_link
+from mocker.models.weight_types import MXFP4
+from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu, Prompts, over_link
 from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, KernelPart, Matrices, Rate
 from mocker.timing.roofline import Attention, Coefficients, Host, Reach
 from mocker.timing.sampling import SAMPLERS, Sampler, Sampling
 
+BLOCKS = "fp8_block"
 ELEMENTWISE_EFFICIENCY = 0.6
 HEAD_EFFICIENCY = 0.75
-MLA_EFFICIENCY = 0.5
 SQUARES_BYTES = 8.0
 """A token's sums of squares of queries and of keys, in 32 bits."""
 STATE_EFFICIENCY = 0.5
@@ -33,13 +34,23 @@ def coefficients(
     async_scheduling: bool = True,
     sampling: Sampling = "greedy",
     graph_tokens: int = 0,
+    moe_backend: str = "auto",
 ) -> Coefficients:
     """Compute the parts of a model's step times on a GPU.
 
     Raises:
         ValueError: the GPU does not support these weights, or was not measured with this many others.
     """
-    device = Device(gpu, engine, tensor_parallel_size, kv_dtype, link_gbps, bool(shape.num_experts))
+    device = Device(
+        gpu,
+        engine,
+        tensor_parallel_size,
+        kv_dtype,
+        link_gbps,
+        is_mixture=bool(shape.num_experts),
+        has_blocks=bool(shape.weight_block),
+        moe_backend=moe_backend,
+    )
     reduce = device.all_reduce(shape.hidden_size, tensor_parallel_size)
     if tensor_parallel_size > 1 and not reduce.measured:
         raise ValueError(
@@ -107,11 +118,40 @@ class Device:
     kv_dtype: str
     link_gbps: float | None
     is_mixture: bool
+    has_blocks: bool
+    """Whether weights of 8 bits are scaled in blocks."""
+    moe_backend: str = "auto"
 
-    @property
-    def decode(self) -> Decode:
-        """The efficiency of reading KV in a decode."""
-        return self.gpu.decode.get(self.kv_dtype) or self.gpu.decode["bfloat16"]
+    def decode(self, mixer: Mixer) -> Decode:
+        """Return the efficiency of reading KV in a decode."""
+        kernels = (mixer.latent_flops and self.gpu.latent_decode) or self.gpu.decode
+        return kernels.get(self.kv_dtype) or kernels["bfloat16"]
+
+    def prefill(self, mixer: Mixer) -> Prompts:
+        """Return the efficiency of attention over prompts."""
+        return self.gpu.latent_prefill if mixer.latent_flops else self.gpu.prefill
+
+    def gemm(self, weight: WeightType) -> Gemm:
+        """Return the efficiency of multiplying by such weights."""
+        return self.gpu.gemm[BLOCKS if self._in_blocks(weight) else self.compute_type(weight)]
+
+    def experts(self, weight: WeightType) -> Experts:
+        """Return the kernel that routes tokens to experts with such weights.
+
+        Raises:
+            ValueError: the one that was asked for was not measured.
+        """
+        kernels = self.gpu.experts
+        kind = "mxfp4" if weight == MXFP4 and "mxfp4" in kernels else weight.name
+        if self.moe_backend == "auto":
+            return kernels.get(kind) or kernels["bfloat16"]
+        if (name := f"{weight.name}/{self.moe_backend}") not in kernels:
+            asked = [kernel.partition("/")[2] for kernel in kernels if kernel.startswith(f"{weight.name}/")]
+            raise ValueError(
+                f"moe_backend {self.moe_backend} was not measured on {self.gpu.name} for experts with {weight.name} weights; "
+                f"expected {' or '.join(['auto', *asked])}"
+            )
+        return kernels[name]
 
     def compute_type(self, weight: WeightType) -> str:
         """Return the type in which the GPU multiplies by such weights.
@@ -147,9 +187,12 @@ class Device:
             by_type.setdefault(matrix.weight, []).append(matrix)
         return tuple([self._together(weight, some) for weight, some in by_type.items()])
 
+    def _in_blocks(self, weight: WeightType) -> bool:
+        return self.has_blocks and weight.name == "fp8" and BLOCKS in self.gpu.gemm
+
     def _together(self, weight: WeightType, matrices: Sequence[Matrix]) -> Matrices:
         gpu, compute = self.gpu, self.compute_type(weight)
-        fit, sizes = gpu.gemm[compute], [matrix.on_gpu(self.num_gpus) for matrix in matrices]
+        fit, sizes = self.gemm(weight), [matrix.on_gpu(self.num_gpus) for matrix in matrices]
         weights = sum([inputs * outputs for inputs, outputs in sizes], 0.0)
         inputs, outputs = sum([a for a, _ in sizes], 0.0), sum([b for _, b in sizes], 0.0)
         width = 1.0 if compute == "fp8" else HALF if compute == "bfloat16" else weight.bytes
@@ -160,7 +203,7 @@ class Device:
             moved=inputs * width + outputs * HALF,
             inputs=inputs,
             quantised=HALF + width,
-            quantise=(fit.quantise, self.engine.quantise),
+            quantise=(fit.quantise, 1.0 if self._in_blocks(weight) else self.engine.quantise),
             bandwidth=gpu.bandwidth,
             launch_s=len(matrices) * fit.launch_s,
         )
@@ -174,7 +217,7 @@ def _mixer(device: Device, mixer: Mixer, count: int, hidden_size: int, reduce: A
     return KernelPart(
         count=count,
         matrices=device.matrices(mixer.matrices),
-        fixed_s=device.decode.launch_s + device.engine.layer_s / 2,
+        fixed_s=device.decode(mixer).launch_s + device.engine.layer_s / 2,
         elementwise=4 * hidden_size,
         elementwise_bandwidth=gpu.bandwidth * ELEMENTWISE_EFFICIENCY,
         sums=sums,
@@ -204,7 +247,7 @@ def _experts(
         return None
     gpu, weight = device.gpu, network.expert_matrices[0].weight
     device.compute_type(weight)
-    fit = gpu.experts.get(weight.name) or gpu.experts["bfloat16"]
+    fit = device.experts(weight)
     peak = gpu.flops.get(weight.name) or gpu.flops["bfloat16"]
     return ExpertLayer(
         fit=fit,
@@ -224,19 +267,20 @@ def _experts(
 
 def _attention(device: Device, shape: ModelShape, everything: Reach) -> Attention:
     gpu, scale, n = device.gpu, device.engine.scale, device.num_gpus
-    rows = tile = state_s = 0.0
+    rows_s = mixed_rows_s = tile = 0.0
     for mixer, count in shape.mixers:
-        state_s += count * 2 * mixer.state_bytes / n / (gpu.bandwidth * STATE_EFFICIENCY)
-        rows += count * (1 if mixer.latent_flops else mixer.kv_heads(n))
+        rows, row_s = count * (1 if mixer.latent_flops else mixer.kv_heads(n)), device.decode(mixer).row_s
+        state_s = count * 2 * mixer.state_bytes / n / (gpu.bandwidth * STATE_EFFICIENCY)
+        rows_s += rows * row_s + state_s
+        mixed_rows_s += rows * max(row_s, gpu.mixed_row_s) + state_s
         tile += count * mixer.num_heads / n
-    row_s = device.decode.row_s
     return Attention(
         pair_s=everything.pair_s,
-        pad=gpu.prefill_pad,
+        pad=max([device.prefill(mixer).pad for mixer, _ in shape.mixers]),
         kv_s=everything.kv_s,
         mixed_kv_s=everything.mixed_kv_s,
-        row_s=scale * (rows * row_s + state_s),
-        mixed_row_s=scale * (rows * max(row_s, gpu.mixed_row_s) + state_s),
+        row_s=scale * rows_s,
+        mixed_row_s=scale * mixed_rows_s,
         tile_s=scale * tile * gpu.mixed_tile_s,
     )
 
@@ -278,11 +322,11 @@ def _seen(device: Device, mixer: Mixer) -> list[Reach]:
 
 def _reach(device: Device, mixer: Mixer, window: int, flops: float, values: float, decode_flops: float) -> Reach:
     """Return the time for each pair of a prompt's token and a key, and to decode with each token of context."""
-    gpu = device.gpu
+    gpu, decode = device.gpu, device.decode(mixer)
     peak = gpu.flops["bfloat16"]
-    kv_s = max(values / (gpu.bandwidth * device.decode.memory), decode_flops / (peak * MLA_EFFICIENCY))
+    kv_s = max(values / (gpu.bandwidth * decode.memory), decode_flops / (peak * decode.compute))
     shared = 1.0 if mixer.latent_flops else mixer.num_heads / mixer.num_kv_heads
-    return Reach(window, flops / (peak * gpu.prefill), kv_s, kv_s * max(1.0, gpu.mixed_decode_slowdown * shared))
+    return Reach(window, flops / (peak * device.prefill(mixer).compute), kv_s, kv_s * max(1.0, gpu.mixed_decode_slowdown * shared))
 
 
 def _head(device: Device, shape: ModelShape, sampler: Sampler) -> Head:

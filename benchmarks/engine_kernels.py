@@ -1,0 +1,259 @@
+"""Fit the kernels that only AIConfigurator's own folder has into mocker/timing/data/gpus.json.
+
+    python benchmarks/engine_kernels.py SYSTEMS           # coefficients, held-out errors
+    python benchmarks/engine_kernels.py SYSTEMS --write   # also write them
+
+SYSTEMS is the folder aic-core/src/aiconfigurator_core/systems/data of ai-dynamo/aiconfigurator. Fitted are the kernels of
+SGLang and TensorRT-LLM, by the version that most published points were measured with, and of vLLM those that
+`fit_kernels.py` has no table of. Run that first: peaks and bandwidths are from its file.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from fit_kernels import (
+    BLOCKS,
+    EXPERTS,
+    L2_BYTES,
+    ROUTING,
+    SYSTEMS,
+    Array,
+    Fit,
+    all_reduces,
+    decodes,
+    fit,
+    fit_experts,
+    fit_prefill,
+    gemms,
+    seconds,
+    written,
+)
+
+from mocker.models.weight_types import MXFP4, PLAIN
+
+LATENT, LATENT_HEAD = 576, 192
+"""Values of a token's latent in DeepSeek's attention, and the size of a head of its prompts."""
+LATENT_FLOPS = 2 * (LATENT + 512)
+"""For each head and token of context, in a decode."""
+
+
+class Rows(NamedTuple):
+    """The rows of a table that are a kernel's: of a version, a type of weights there, and a part of the kernel's name."""
+
+    version: str
+    weights: str
+    kernel: str = ""
+
+
+class Engine(NamedTuple):
+    """The kernels of an engine on a GPU: those that recipes ask for, or that it chooses itself."""
+
+    gemm: Mapping[str, Rows] = {}
+    experts: Mapping[str, Rows] = {}
+    """By weights; after a slash, one that must be asked for."""
+    attention: str = ""
+    """The version of the tables of attention and of all-reduces; empty: vLLM's are used."""
+    fused: tuple[str, ...] = ("fp8",)
+    """Types of weights for which quantising the inputs is part of the kernel before."""
+
+
+TRITON, FLASHINFER, TORCH = "fused_moe_triton", "flashinfer_trtllm", "moe_torch_flow"
+FUSED = ("fp8", "fp4")
+MARLIN = Rows("0.24.0", "w4a16_mxfp4|int4_wo", "marlin")
+
+
+def _of_vllm(gemm: str = "0.19.0", **experts: Rows) -> Engine:
+    return Engine({BLOCKS: Rows(gemm, BLOCKS)}, {"fp4/marlin": MARLIN} | experts)
+
+
+def _gemms(version: str, *kinds: str, blocks: str = "") -> dict[str, Rows]:
+    return {kind: Rows(version, kind) for kind in kinds} | {BLOCKS: Rows(blocks or version, BLOCKS)}
+
+
+SGLANG_ON_HOPPER = Engine(
+    _gemms("0.5.9", "bfloat16", "fp8"),
+    {
+        "bfloat16": Rows("0.5.9", "bfloat16", TRITON),
+        "fp8": Rows("0.5.9", BLOCKS, TRITON),
+        "int4": Rows("0.5.9", "int4_wo", "marlin"),
+        "fp4": Rows("0.5.14", "w4a16_mxfp4", TRITON),
+    },
+    "0.5.9",
+)
+TRTLLM_ON_HOPPER = Engine(
+    _gemms("1.2.0rc5", "bfloat16", "fp8"),
+    {
+        "bfloat16": Rows("1.2.0rc5", "bfloat16", TORCH),
+        "fp8": Rows("1.2.0rc5", BLOCKS, TORCH),
+        "fp4": Rows("1.2.0rc5", "w4a16_mxfp4", TORCH),
+    },
+    "1.2.0rc5",
+    FUSED,
+)
+ENGINES = {
+    "h100": {"vllm": _of_vllm(), "sglang": SGLANG_ON_HOPPER, "trtllm": TRTLLM_ON_HOPPER},
+    "h200": {
+        "vllm": _of_vllm(
+            bfloat16=Rows("0.24.0", "bfloat16", EXPERTS["h100"]["bfloat16"]),
+            fp8=Rows("0.24.0", BLOCKS, EXPERTS["h100"]["fp8"]),
+            int4=Rows("0.24.0", "int4_wo", EXPERTS["h100"]["int4"]),
+            fp4=Rows("0.24.0", "w4a16_mxfp4", EXPERTS["h100"]["fp4"]),
+        ),
+        "sglang": SGLANG_ON_HOPPER,
+        "trtllm": TRTLLM_ON_HOPPER,
+    },
+    "b200": {
+        "vllm": _of_vllm(mxfp4=Rows("0.24.0", "w4a8_mxfp4_mxfp8", "mxfp4_mxfp8")),
+        "sglang": Engine(
+            _gemms("0.5.9", "bfloat16", "fp8", "nvfp4", blocks="0.5.14"),
+            {
+                "bfloat16": Rows("0.5.14", "bfloat16", FLASHINFER),
+                "fp8": Rows("0.5.14", BLOCKS, FLASHINFER),
+                "int4": Rows("0.5.9", "int4_wo", "marlin"),
+                "fp4": Rows("0.5.14", "nvfp4", FLASHINFER),
+                "mxfp4": Rows("0.5.14", "w4a8_mxfp4_mxfp8", FLASHINFER),
+            },
+            "0.5.9",
+        ),
+        "trtllm": Engine(
+            _gemms("1.2.0rc5", "bfloat16", "fp8_static", "nvfp4"),
+            {
+                "bfloat16": Rows("1.2.0rc5", "bfloat16", "cutlass"),
+                "fp4": Rows("1.2.0rc5", "nvfp4", "min_latency"),
+                "fp4/cutlass": Rows("1.2.0rc5", "nvfp4", "cutlass"),
+                "mxfp4": Rows("1.3.0rc10", "w4a8_mxfp4_mxfp8", TORCH),
+            },
+            "1.2.0rc5",
+            FUSED,
+        ),
+    },
+}
+"""TensorRT-LLM's experts with weights of 8 bits on B200 are FlashInfer's, which vLLM has, too."""
+
+
+class Tables:
+    """The tables of an engine on a GPU."""
+
+    def __init__(self, systems: Path, gpu: str, engine: str) -> None:
+        self._folder, self._engine = systems / SYSTEMS[gpu], engine
+
+    def read(self, family: str, version: str, kind: str) -> pd.DataFrame:
+        """Read one, with its times in microseconds."""
+        table = pd.read_parquet(self._folder / family / self._engine / version / f"{kind}_perf.parquet")
+        return table.assign(latency_us=table["latency"] * 1000)
+
+    def rows(self, family: str, rows: Rows, name: str) -> pd.DataFrame:
+        """Return those of a kernel; `name` is the column of the weights."""
+        table = self.read(family, rows.version, family)
+        is_kernel = table["kernel_source"].str.contains(rows.kernel) & ~table["kernel_source"].str.contains("nongated")
+        return table[table[name].isin(rows.weights.split("|")) & is_kernel]
+
+
+def fit_gemms(tables: Tables, gpu: dict[str, Any], engine: Engine) -> Iterator[tuple[str, Fit]]:
+    """Fit each type of weight."""
+    yield from gemms(pd.concat([tables.rows("gemm", rows, "gemm_dtype") for rows in engine.gemm.values()]), gpu, engine.fused)
+
+
+def fit_all_experts(tables: Tables, gpu: dict[str, Any], kinds: Mapping[str, Rows]) -> Iterator[tuple[str, Fit]]:
+    """Fit each kernel of routed experts."""
+    for kind, rows in kinds.items():
+        table = tables.rows("moe", rows, "moe_dtype")
+        table = table[table["distribution"] == ROUTING]
+        table = table.assign(
+            routed=table["num_tokens"] * table["topk"] / table["moe_ep_size"],
+            share=table["topk"] / table["num_experts"],
+            num_experts=table["num_experts"] / table["moe_ep_size"],
+            weights=3 * table["hidden_size"] * table["inter_size"] / table["moe_tp_size"],
+        )
+        weights = kind.partition("/")[0]
+        plain = MXFP4 if "mxfp4" in rows.weights else PLAIN[weights]
+        peak = gpu["flops"].get(plain.name, gpu["flops"]["bfloat16"])
+        yield kind, fit_experts(table, plain.bytes, peak, gpu["bandwidth"])
+
+
+def fit_latent_prefill(table: pd.DataFrame, peak: float) -> Fit:
+    """Fit [efficiency, pad, launch_s] of latent attention over new prompts, as `fit_prefill` does."""
+    rows = table[(table["isl"] >= 256) & (table["kv_cache_dtype"] == "bfloat16") & (table["num_heads"] >= 8)]
+    batch, length, heads = (rows[name].to_numpy(float) for name in ("batch_size", "isl", "num_heads"))
+
+    def model(c: Array, batch: Array, length: Array, heads: Array) -> Array:
+        return np.asarray(4 * heads * LATENT_HEAD * batch * (length**2 / 2 + c[1] * length) / peak / c[0] + c[2])
+
+    return fit(model, [(0.4, 0.05, 1.2), (200, 0, 4000), (1e-5, 0, 1e-3)], [batch, length, heads], seconds(rows))
+
+
+def fit_latent_decode(rows: pd.DataFrame, peak: float, bandwidth: float, size: float) -> Fit:
+    """Fit [memory, launch_s, row_s, compute] of latent attention in decodes: bytes or operations, whichever take longer."""
+    batch, step, heads = (rows[name].to_numpy(float) for name in ("batch_size", "step", "num_heads"))
+
+    def model(c: Array, tokens: Array, batch: Array, heads: Array) -> Array:
+        read, compute = tokens * LATENT * size / bandwidth / c[0], tokens * heads * LATENT_FLOPS / peak / c[3]
+        return np.asarray(np.maximum(read, compute) + c[1] + c[2] * batch)
+
+    ranges = [(0.8, 0.1, 1.1), (1e-5, 0, 1e-4), (1e-8, 0, 1e-6), (0.5, 0.05, 1.2)]
+    return fit(model, ranges, [batch * (step + 1), batch, heads], seconds(rows))
+
+
+def fit_attention(tables: Tables, gpu: dict[str, Any], version: str, l2: float) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the keys, coefficients and errors of attention and of all-reduces."""
+    for dtype, found in decodes(tables.read("attention", version, "generation_attention"), gpu, l2):
+        yield "decode", dtype, found.coefficients, found.error
+    context = tables.read("attention", version, "context_attention")
+    found = fit_prefill(context[context["attn_dtype"] == "bfloat16"], gpu["flops"]["bfloat16"])
+    yield "prefill", "", found.coefficients[:2], found.error
+    peak = gpu["flops"]["bfloat16"]
+    found = fit_latent_prefill(tables.read("mla", version, "context_mla"), peak)
+    yield "latent_prefill", "", found.coefficients[:2], found.error
+    for dtype, rows in tables.read("mla", version, "generation_mla").groupby("kv_cache_dtype"):
+        found = fit_latent_decode(rows, peak, gpu["bandwidth"], PLAIN[str(dtype)].bytes)
+        yield "latent_decode", str(dtype), found.coefficients, found.error
+    table = tables.read("comm", version, "custom_allreduce")
+    table = table.assign(backend=table["backend"] if "backend" in table else "graph")
+    for count, points in all_reduces(table).items():
+        yield "all_reduce", count, points, ""
+
+
+def fit_engine(tables: Tables, gpu: dict[str, Any], engine: Engine, l2: float) -> Iterator[tuple[str, str, Any, str]]:
+    """Yield the keys, coefficients and errors of all kernels."""
+    for name, fits in (
+        ("gemm", fit_gemms(tables, gpu, engine)),
+        ("experts", fit_all_experts(tables, gpu, engine.experts)),
+    ):
+        for kind, found in fits:
+            yield name, kind, found.coefficients, found.error
+    if engine.attention:
+        yield from fit_attention(tables, gpu, engine.attention, l2)
+
+
+def main() -> None:
+    """Fit the kernels of every engine on every GPU."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("systems", type=Path)
+    parser.add_argument("--gpus", type=Path, default=Path("mocker/timing/data/gpus.json"))
+    parser.add_argument("--write", action="store_true", help="put the coefficients into the file of GPUs")
+    options = parser.parse_args()
+    gpus = json.loads(options.gpus.read_text())
+    print(f"{'':30}{'held-out error: median, mean':32}coefficients")
+    for gpu_name, engines in ENGINES.items():
+        for name, engine in engines.items():
+            gpu = gpus[gpu_name]
+            into = gpu if name == "vllm" else gpu.setdefault("engines", {}).setdefault(name, {})
+            tables = Tables(options.systems, gpu_name, name)
+            for kind, key, value, error in fit_engine(tables, gpu, engine, L2_BYTES[gpu_name]):
+                if key:
+                    into.setdefault(kind, {})[key] = value
+                else:
+                    into[kind] = value
+                if error:
+                    print(f"{gpu_name:6}{name:8}{kind:9}{key:10}{error}   {value}", flush=True)
+    if options.write:
+        options.gpus.write_text(written(gpus))
+
+
+if __name__ == "__main__":
+    main()
