@@ -87,8 +87,10 @@ def read(path: Path) -> pd.DataFrame:
     table = pd.read_csv(path)
     table["concurrency"] = table.silicon_data_source.str.extract(r"silicon_concurrency=(\d+)").astype(float)
     table["gpu"] = table.system.str.removesuffix("_sxm")
-    for name in ("attention_dp_size", "moe_tp_size", "moe_ep_size"):
+    for name in ("moe_tp_size", "moe_ep_size"):
         table[name] = table[name].fillna(1)
+    ranks = (table.moe_tp_size * table.moe_ep_size / table.tp_size).clip(lower=1)
+    table["attention_dp_size"] = table.attention_dp_size.fillna(ranks)  # NVIDIA's sweep of Qwen3 235B leaves it out
     correct_layouts(table)
     table["precision"] = table.precision.fillna("")
     table["backend_version"] = table.backend_version.fillna("")
