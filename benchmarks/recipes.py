@@ -37,7 +37,11 @@ CHECKPOINTS = {
     ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
     ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
 }
-"""InferenceX: the checkpoints in `configs/` that are not the model of the points itself, by model and precision."""
+"""InferenceX: the checkpoints in `configs/` that are not the model of the points itself, by model and precision.
+
+What DeepSeek-R1's leaves in 16 bits is inferred from V3.1's, by the same makers, and from NVIDIA/Model-Optimizer #150, which
+says that R1's first FP4 checkpoint has attention in BF16.
+"""
 
 
 class Started(NamedTuple):
