@@ -50,6 +50,12 @@ def bundled_id(name: str) -> str | None:
     return None if Path(name).exists() else _key(name)
 
 
+def original_id(name: str) -> str | None:
+    """Return the Hugging Face id that all bundled checkpoints of a model share: its original's, if that is bundled."""
+    key = bundled_id(name)
+    return None if key is None else _by_plain_name()[_plain(key)]
+
+
 def assumed(name: str, weights: str) -> str:
     """Say in a clause that a model's checkpoint is not bundled, if its weights count as what no file says; else nothing.
 

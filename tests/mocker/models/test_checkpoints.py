@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mocker.models.catalog import find_model, hub_id, model_configs
+from mocker.models.catalog import find_model, hub_id, model_configs, original_id
 from mocker.models.description import doubt
 from mocker.timing.memory import size_of_weights
 
@@ -128,3 +128,8 @@ def test_a_type_that_the_bundled_checkpoint_does_not_have_is_refused():
 
 def test_a_date_in_a_name_is_no_size():
     assert hub_id("nvidia/DeepSeek-R1-NVFP4") == "nvidia/DeepSeek-R1-NVFP4"
+
+
+@pytest.mark.parametrize("name", ["zhipuai/GLM-5", "nvidia/GLM-5-NVFP4", "GLM-5-FP8"])
+def test_checkpoints_of_a_model_share_its_originals_id(name):
+    assert original_id(name) == "zai-org/GLM-5"
