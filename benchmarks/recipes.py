@@ -28,6 +28,20 @@ MEASURED_ON = r"measured=(\d+-\d+-\d+)"
 """The day of a run, in its source."""
 SPREAD = 0.8
 """InferenceX: the shortest request, as a share of the longest."""
+CHECKPOINTS = {
+    ("MiniMaxAI/MiniMax-M2.5", "fp4"): "nvidia/MiniMax-M2.5-NVFP4",
+    ("Qwen/Qwen3.5-397B-A17B", "fp4"): "nvidia/Qwen3.5-397B-A17B-NVFP4",
+    ("Qwen/Qwen3.5-397B-A17B", "fp8"): "Qwen/Qwen3.5-397B-A17B-FP8",
+    ("deepseek-ai/DeepSeek-R1", "fp4"): "nvidia/DeepSeek-R1-0528-FP4-V2",
+    ("moonshotai/Kimi-K2.5", "fp4"): "nvidia/Kimi-K2.5-NVFP4",
+    ("zhipuai/GLM-5", "fp4"): "nvidia/GLM-5-NVFP4",
+    ("zhipuai/GLM-5", "fp8"): "zai-org/GLM-5-FP8",
+}
+"""InferenceX: the checkpoints in `configs/` that are not the model of the points itself, by model and precision.
+
+What DeepSeek-R1's leaves in 16 bits is inferred from V3.1's, by the same makers, and from NVIDIA/Model-Optimizer #150, which
+says that R1's first FP4 checkpoint has attention in BF16.
+"""
 
 
 class Started(NamedTuple):
@@ -72,15 +86,14 @@ def replicas_of(point: Any) -> int:
 
 def timing_of(point: Any, gpu: str) -> TimingConfig:
     """Return the step times of a point."""
-    quantization = quantization_of(point)
     has_small_kv = has_small_kv_of(point, gpu)
     vllm = started(point, gpu) if point.backend == "vllm" else None
     return TimingConfig(
-        model=point.model_path,
+        model=CHECKPOINTS.get((point.model_path, point.precision), point.model_path),
         gpu=gpu,
         tensor_parallel_size=num_gpus_of(point),
         enable_expert_parallel=has_whole_experts(point),
-        quantization=quantization,
+        quantization=quantization_of(point) if "Llama" in point.model_path else None,
         kv_cache_dtype="fp8" if has_small_kv else "bfloat16",
         gpu_memory_utilization=0.9 if vllm is None else vllm.gpu_memory_utilization,
         timed_as=point.backend,
@@ -128,7 +141,7 @@ def num_gpus_of(point: Any) -> int:
 
 
 def quantization_of(point: Any) -> Any:
-    """Return the type of the weights, if it is not that of the model."""
+    """Return the type of the weights, if it is not 16 bits. Llama's checkpoints in it are not bundled: no layer is left out."""
     if point.precision in ("fp8", "fp4", "int4"):
         return point.precision
     return "fp8" if "FP8" in str(point.silicon_data_source) else None

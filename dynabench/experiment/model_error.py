@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dynabench.experiment.own_points import PRECISIONS, SPLIT, read_points
-from mocker.models.catalog import bundled_id, find_model
+from mocker.models.catalog import find_model, original_id
 from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
@@ -283,7 +283,7 @@ class Points:
 
 def _name(model: str) -> str:
     """Return what models of one shape are called alike; a path as it is."""
-    return bundled_id(model) or model
+    return original_id(model) or model
 
 
 def _octaves(one: float, other: float) -> float:

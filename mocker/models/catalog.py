@@ -38,7 +38,7 @@ def find_model(name: str, read_as: str | None = None) -> ModelShape:
 
 def hub_id(name: str) -> str:
     """Return the Hugging Face id of a bundled model that is called by less than that; other names as they are."""
-    ids = {_plain(key): key for key in sorted(model_configs(), reverse=True)}
+    ids = _by_plain_name()
     longer = next((key for key in model_configs() if key.lower().startswith(f"{name.lower()}-")), None)
     if name.lower() in ids or name in model_configs():
         return ids.get(name.lower(), name)
@@ -48,6 +48,32 @@ def hub_id(name: str) -> str:
 def bundled_id(name: str) -> str | None:
     """Return the Hugging Face id of the bundled model that has a model's shape; None if there is none, or the name is a path."""
     return None if Path(name).exists() else _key(name)
+
+
+def original_id(name: str) -> str | None:
+    """Return the Hugging Face id that all bundled checkpoints of a model share: its original's, if that is bundled."""
+    key = bundled_id(name)
+    return None if key is None else _by_plain_name()[_plain(key)]
+
+
+def assumed(name: str, weights: str) -> str:
+    """Say in a clause that a model's checkpoint is not bundled, if its weights count as what no file says; else nothing.
+
+    Args:
+        name: the model, as given.
+        weights: the type that most of its weights count as.
+    """
+    key, stated = bundled_id(name), _stated(name)
+    if key is None or stated == _stated(key) or weights != (stated or "bfloat16") or name.lower().endswith("-bf16"):
+        return ""
+    if stated is None:
+        return f"of this model, only {key} is bundled; without --quantization, all weights count as BF16"
+    if _bundled(key).weights == stated:
+        return ""
+    return (
+        f"this checkpoint is not bundled; all layers of {key} count as {stated.upper()}, though such checkpoints often "
+        "leave some out, which its config.json says"
+    )
 
 
 def _changed_ns(path: Path) -> int:
@@ -82,21 +108,46 @@ def _bundled(name: str) -> ModelShape:
             f"model {name!r} is neither bundled nor a folder or file with a config.json{_like(name, known)}; "
             "`dynabench hardware` lists the bundled ones"
         )
-    found = shape_of(known[key])
-    weights = next((weights for end, weights in WEIGHTS.items() if name.lower().endswith(end)), None)
-    return found if weights is None or found.weights != "bfloat16" else found.quantised(weights)
+    stated, config = _stated(name), known[key]
+    if stated == _stated(key):
+        return shape_of(config)
+    if _stated(key) is not None:  # only quantised checkpoints are bundled; their sizes are those of others, too
+        config = {part: value for part, value in config.items() if part != "quantization_config"}
+    found = shape_of(config)
+    if stated is None or found.weights == stated:
+        return found
+    if found.weights != "bfloat16":
+        raise ValueError(
+            f"model {name!r} is not bundled, and the weights of {key}, which is, are {found.weights.upper()}; give the "
+            f"model's config.json, or {key} and --quantization {stated} to count all layers as {stated.upper()}"
+        )
+    return found.quantised(stated)
+
+
+def _stated(name: str) -> str | None:
+    """Return the type of weights that a name ends with."""
+    return next((weights for end, weights in WEIGHTS.items() if name.lower().endswith(end)), None)
 
 
 def _key(name: str) -> str | None:
-    """Return the bundled model that a name stands for."""
+    """Return the bundled model that a name stands for: of several alike, that with its type of weights, or the original."""
     known = model_configs()
-    plain = {_plain(key): key for key in sorted(known, reverse=True)}
-    return name if name in known else plain.get(_plain(name)) or _only_longer(_plain(name), plain)
+    if name in known:
+        return name
+    alike = [key for key in known if _plain(key) == _plain(name) and _stated(key) == _stated(name)]
+    return min(alike) if alike else _by_plain_name().get(_plain(name)) or _only_longer(_plain(name), _by_plain_name())
+
+
+@functools.cache
+def _by_plain_name() -> dict[str, str]:
+    """Return the bundled models by the names of their shapes; of several, the one that states no type of weights."""
+    ordered = sorted(model_configs(), key=lambda key: (_stated(key) is not None, key), reverse=True)
+    return {_plain(key): key for key in ordered}
 
 
 def _only_longer(name: str, plain: Mapping[str, str]) -> str | None:
     """Return the only bundled model whose name adds its size to this one, as Nemotron-3-Nano-30B-A3B does to Nemotron-3-Nano."""
-    longer = [key for shape, key in plain.items() if re.match(rf"{re.escape(name)}-\d", shape)]
+    longer = [key for shape, key in plain.items() if re.match(rf"{re.escape(name)}-\d+b\b", shape)]
     return longer[0] if len(longer) == 1 else None
 
 

@@ -5,6 +5,7 @@ from collections import Counter
 from typing import Any
 
 from mocker.models.architectures import ARCHITECTURES
+from mocker.models.catalog import assumed
 from mocker.models.kv_cache import bytes_per_token, kv_cache
 from mocker.models.shape import ModelShape
 
@@ -62,7 +63,9 @@ def approximations(shape: ModelShape) -> str:
 
 
 def doubt(name: str, shape: ModelShape) -> str:
-    """Return what speaks against the types of the weights: a name that promises others than the files say, or nothing."""
+    """Return what speaks against the types of the weights: a checkpoint that is not bundled, or a name that promises others."""
+    if said := assumed(name, shape.weights):
+        return said
     promised = PROMISED.search(name.rstrip("/").rpartition("/")[2].lower())
     if promised is None or shape.weights != "bfloat16":
         return ""

@@ -75,7 +75,7 @@ def chunk(num_tokens: int, num_context_tokens: int = 0) -> Prefill:
 
 
 class Knots(NamedTuple):
-    """Sizes at which measured step times change their slope; between them, times are as smooth as those of a formula."""
+    """Sizes at which step times jump or change their slope; between them, times are as smooth as those of a formula."""
 
     tokens: tuple[float, ...] = ()
     """Prompt tokens, or all tokens of a step."""

@@ -25,12 +25,11 @@ from mocker.timing.model import FOREVER, Knots, Load, Prefill, Ramp, slowest
 class Roofline:
     """Step times of one model on one kind of GPU."""
 
-    knots = Knots()
-
     def __init__(self, coefficients: "Coefficients") -> None:
         self._parts, self._attention = coefficients.parts, coefficients.attention
         self._reaches = coefficients.reaches
         self._head, self._host = coefficients.head, coefficients.host
+        self.knots = Knots(tokens=(self._host.graph_tokens,))  # the last size whose kernels a graph launches
         self._scale = coefficients.scale
         self._decode_scale = coefficients.decode_scale
         self.lead_s = coefficients.host.least_s

@@ -8,6 +8,7 @@ import pytest
 
 from dynabench.fidelity.past_runs import read_requests
 from mocker import EngineConfig
+from mocker.models.catalog import assumed, find_model
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.sampling import SAMPLERS
 from reports import fidelity
@@ -101,6 +102,17 @@ def test_predictions_of_published_points_are_those_of_the_file(program, points):
         ttft, tpot, problem = program.predict(point, point.gpu)
         assert problem == ""
         assert (ttft, tpot) == pytest.approx((point.ttft, point.tpot), rel=1e-3), point
+
+
+def test_points_run_the_checkpoint_of_their_precision_or_a_model_that_has_it_itself(points):
+    recipes, types = benchmarks.program("recipes"), {"bf16": "bfloat16"}
+    points = points[points.precision != ""].drop_duplicates(["backend", "model_path", "gpu", "precision"])
+    for point in points.itertuples():
+        timing = recipes.timing_of(point, point.gpu)
+        assert timing.shape.weights == types.get(point.precision, point.precision), point
+        assert timing.quantization is None or "Llama" in point.model_path
+        assert timing.shape.num_parameters == pytest.approx(find_model(point.model_path).num_parameters, rel=0.001)
+        assert "Llama" in point.model_path or assumed(timing.model, timing.shape.weights) == ""
 
 
 def test_no_configuration_of_mixtures_both_chose_what_launching_takes_and_judges_it(points):
