@@ -62,29 +62,20 @@ class Engine(NamedTuple):
     """Types of weights for which quantising the inputs is part of the kernel before."""
 
 
-TRITON, FLASHINFER, TORCH = "fused_moe_triton", "flashinfer_trtllm", "moe_torch_flow"
+TORCH = "moe_torch_flow"
 FUSED = ("fp8", "fp4")
-MARLIN = Rows("0.24.0", "w4a16_mxfp4|int4_wo", "marlin")
+MARLIN = Rows("0.24.0", "int4_wo", "marlin")
+"""It has the same kernel for all weights of 4 bits; the shapes of the table are Kimi K2's."""
 
 
-def _of_vllm(gemm: str = "0.19.0", **experts: Rows) -> Engine:
-    return Engine({BLOCKS: Rows(gemm, BLOCKS)}, {"fp4/marlin": MARLIN} | experts)
+def _of_vllm(**experts: Rows) -> Engine:
+    return Engine({BLOCKS: Rows("0.19.0", BLOCKS)}, {"fp4/marlin": MARLIN} | experts)
 
 
-def _gemms(version: str, *kinds: str, blocks: str = "") -> dict[str, Rows]:
-    return {kind: Rows(version, kind) for kind in kinds} | {BLOCKS: Rows(blocks or version, BLOCKS)}
+def _gemms(version: str, *kinds: str) -> dict[str, Rows]:
+    return {kind: Rows(version, kind) for kind in kinds} | {BLOCKS: Rows(version, BLOCKS)}
 
 
-SGLANG_ON_HOPPER = Engine(
-    _gemms("0.5.9", "bfloat16", "fp8"),
-    {
-        "bfloat16": Rows("0.5.9", "bfloat16", TRITON),
-        "fp8": Rows("0.5.9", BLOCKS, TRITON),
-        "int4": Rows("0.5.9", "int4_wo", "marlin"),
-        "fp4": Rows("0.5.14", "w4a16_mxfp4", TRITON),
-    },
-    "0.5.9",
-)
 TRTLLM_ON_HOPPER = Engine(
     _gemms("1.2.0rc5", "bfloat16", "fp8"),
     {
@@ -96,7 +87,7 @@ TRTLLM_ON_HOPPER = Engine(
     FUSED,
 )
 ENGINES = {
-    "h100": {"vllm": _of_vllm(), "sglang": SGLANG_ON_HOPPER, "trtllm": TRTLLM_ON_HOPPER},
+    "h100": {"vllm": _of_vllm(), "trtllm": TRTLLM_ON_HOPPER},
     "h200": {
         "vllm": _of_vllm(
             bfloat16=Rows("0.24.0", "bfloat16", EXPERTS["h100"]["bfloat16"]),
@@ -104,22 +95,10 @@ ENGINES = {
             int4=Rows("0.24.0", "int4_wo", EXPERTS["h100"]["int4"]),
             fp4=Rows("0.24.0", "w4a16_mxfp4", EXPERTS["h100"]["fp4"]),
         ),
-        "sglang": SGLANG_ON_HOPPER,
         "trtllm": TRTLLM_ON_HOPPER,
     },
     "b200": {
         "vllm": _of_vllm(mxfp4=Rows("0.24.0", "w4a8_mxfp4_mxfp8", "mxfp4_mxfp8")),
-        "sglang": Engine(
-            _gemms("0.5.9", "bfloat16", "fp8", "nvfp4", blocks="0.5.14"),
-            {
-                "bfloat16": Rows("0.5.14", "bfloat16", FLASHINFER),
-                "fp8": Rows("0.5.14", BLOCKS, FLASHINFER),
-                "int4": Rows("0.5.9", "int4_wo", "marlin"),
-                "fp4": Rows("0.5.14", "nvfp4", FLASHINFER),
-                "mxfp4": Rows("0.5.14", "w4a8_mxfp4_mxfp8", FLASHINFER),
-            },
-            "0.5.9",
-        ),
         "trtllm": Engine(
             _gemms("1.2.0rc5", "bfloat16", "fp8_static", "nvfp4"),
             {
@@ -151,7 +130,7 @@ class Tables:
         """Return those of a kernel; `name` is the column of the weights."""
         table = self.read(family, rows.version, family)
         is_kernel = table["kernel_source"].str.contains(rows.kernel) & ~table["kernel_source"].str.contains("nongated")
-        return table[table[name].isin(rows.weights.split("|")) & is_kernel]
+        return table[(table[name] == rows.weights) & is_kernel]
 
 
 def fit_gemms(tables: Tables, gpu: dict[str, Any], engine: Engine) -> Iterator[tuple[str, Fit]]:
@@ -242,7 +221,7 @@ def main() -> None:
     for gpu_name, engines in ENGINES.items():
         for name, engine in engines.items():
             gpu = gpus[gpu_name]
-            into = gpu if name == "vllm" else gpu.setdefault("engines", {}).setdefault(name, {})
+            into = gpu.setdefault("engines", {}).setdefault(name, {})
             tables = Tables(options.systems, gpu_name, name)
             for kind, key, value, error in fit_engine(tables, gpu, engine, L2_BYTES[gpu_name]):
                 if key:

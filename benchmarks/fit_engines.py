@@ -46,6 +46,7 @@ TIGHT = 0.03
 PULL = 0.02
 LAUNCHES = (0.0, 3e-3, 4e-3)
 """Tried, in seconds a layer."""
+SHARES = (0.0, 0.25, 0.5, 1.0)
 TRIED = (0.0, 1e-3, 2e-3, 4e-3)
 """The same for vLLM's and TensorRT-LLM's mixtures, between which TTFT is interpolated."""
 FINE_S = 5e-5
@@ -107,37 +108,29 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
 
 
 def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
-    """Fit the factors on a backend's kernels; its other times are vLLM's.
+    """Fit the factor on a backend's kernels, from TPOT, and what only TTFT shows; its other times are vLLM's.
 
-    If it has dense points, `scale` follows from TTFT and a factor on decodes, for each type of weights, from TPOT. If it has
-    only mixtures, `scale` follows from TPOT of those without linear attention, whose kernels were not measured, and the
-    time to launch a layer's kernels in steps with prompts from TTFT.
+    If it has dense points, that is the share of quantising that other kernels do not hide. If it has only mixtures, it is
+    the time to launch a layer's kernels in steps with prompts, and those with linear attention, whose kernels were not
+    measured, do not count for the factor.
     """
     own = engines[backend][architecture]
     has_dense = bool(points) and "Llama" in points[0]["model_path"]
-    weights = [quantization_of(argparse.Namespace(**point)) or "bfloat16" for point in points]
+    is_known = np.array(["Qwen3.5" not in point["model_path"] for point in points])
     for _ in range(ROUNDS):
-        ttft, tpot = log_errors(engines, points).T
-        if not has_dense:
-            is_known = np.array(["Qwen3.5" not in point["model_path"] for point in points])
-            own["scale"] = float(f"{own['scale'] * np.exp(-np.nanmedian(tpot[is_known])):.3g}")
-            fit_launches(own, engines, points)
-            continue
-        change = np.exp(-np.nanmedian(ttft))
-        own["scale"] = float(f"{own['scale'] * change:.3g}")
-        decode = own.setdefault("decode", {})
-        for kind in sorted(set(weights)):
-            off = np.exp(np.nanmedian(tpot[np.array(weights) == kind]))
-            decode[kind] = float(f"{decode.get(kind, 1.0) / off / change:.3g}")
+        tpot = log_errors(engines, points)[:, 1]
+        own["scale"] = float(f"{own['scale'] * np.exp(-np.nanmedian(tpot[is_known])):.3g}")
+        fit_ttft(own, *(("quantise", SHARES) if has_dense else ("launch_experts_s", LAUNCHES)), engines, points)
 
 
-def fit_launches(own: dict[str, Any], engines: Engines, points: list[Point]) -> None:
-    """Fit the time to launch the kernels of layers with experts, from TTFT: the one with the least mean error."""
+def fit_ttft(
+    own: dict[str, Any], name: str, tried: Sequence[float], engines: Engines, points: list[Point]
+) -> None:
+    """Choose the value with the least mean error of TTFT."""
     errors = []
-    for launch_s in LAUNCHES:
-        own["launch_experts_s"] = launch_s
+    for own[name] in tried:
         errors.append(np.nanmean(np.minimum(np.abs(log_errors(engines, points)[:, 0]), MOST_ERROR)))
-    own["launch_experts_s"] = LAUNCHES[int(np.argmin(errors))]
+    own[name] = tried[int(np.argmin(errors))]
 
 
 def fit_mixtures(engines: Engines, backend: str, architecture: str, table: pd.DataFrame) -> None:
