@@ -37,8 +37,8 @@ from mocker.timing.choose import resolve
 ENGINES = Path("mocker/timing/data/engines.json")
 COMMON = {"step_s": 9.2e-4, "sequence_s": 3.1e-5, "layer_s": 1.5e-5, "request_s": 0.011, "prompt_token_s": 5e-7}
 START = {
-    "hopper": {"quantise": 0.26},
-    "blackwell": {"quantise": 2.4, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
+    "hopper": {"quantise.fp8": 0.26},
+    "blackwell": {"quantise.fp8": 2.4, "quantise.fp4": 6.0, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
 }
 TTFT_WEIGHT = 0.4
 TIGHT = 0.03
@@ -95,7 +95,10 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
     def put(logs: np.ndarray) -> None:
         for (architectures, name), value in zip(names, start * np.exp(logs - 1), strict=True):
             for architecture in architectures:
-                engines["vllm"].setdefault(architecture, {})[name] = float(f"{value:.3g}")
+                own, (name, _, kind) = engines["vllm"].setdefault(architecture, {}), name.partition(".")
+                if kind:
+                    own, name = own.setdefault(name, {}), kind
+                own[name] = float(f"{value:.3g}")
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         put(logs)

@@ -160,7 +160,7 @@ class Device:
             moved=inputs * width + outputs * HALF,
             inputs=inputs,
             quantised=HALF + width,
-            quantise=(fit.quantise, self.engine.quantise),
+            quantise=(fit.quantise, self.engine.quantise.get(compute, 0.0)),
             bandwidth=gpu.bandwidth,
             launch_s=len(matrices) * fit.launch_s,
         )

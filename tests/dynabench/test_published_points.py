@@ -38,12 +38,12 @@ POINTS = [
 
 # Mean absolute errors of TPOT and TTFT (%) by the rows of docs/fidelity.md; lower them when they fall.
 BOUNDS = [
-    ("dense on vllm, all other points", 3.9, 12.8),
-    ("dense on trtllm, all other points", 6.8, 18.7),
-    ("mixtures on vllm, all other points", 13.3, 22.3),
-    ("mixtures on sglang, all other points", 12.7, 32.0),
-    ("mixtures on trtllm, all other points", 12.0, 24.0),
-    ("all", 10.0, 20.8),
+    ("dense on vllm, all other points", 3.4, 11.7),
+    ("dense on trtllm, all other points", 6.6, 17.9),
+    ("mixtures on vllm, all other points", 13.2, 21.7),
+    ("mixtures on sglang, all other points", 12.6, 32.0),
+    ("mixtures on trtllm, all other points", 11.9, 23.6),
+    ("all", 9.9, 20.4),
 ]
 
 
