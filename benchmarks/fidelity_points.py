@@ -4,7 +4,7 @@
     python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv --csv dynabench/experiment/published_points.csv
 
 Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
-which lengths were sent. The figures are means over all requests, including the burst at the start. The constants of
+which lengths were sent; `contradictions.py`, which rows do not count because they contradict others or repeat them. The figures are means over all requests, including the burst at the start. The constants of
 mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); `splits.py` says
 which. `dynabench/experiment/published_points.csv` has every point with its prediction, which
 `tests/dynabench/test_published_points.py` computes again for some; `fidelity_page.py` makes tables and pictures of it.
@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from contradictions import doubts
 from joblib import Parallel, delayed
-from recipes import MEASURED_ON, pool_of, shortest_of
+from recipes import MEASURED_ON, num_running, pool_of, shortest_of
 from splits import is_dense, rows, split_of
 
 from dynabench.arm import Run, Settings
@@ -52,7 +53,7 @@ def workload_of(point: Any, count: int = 0) -> Workload:
     """Return the requests of a point, or a smaller number of them."""
     rng = random.Random(0)
     shortest = shortest_of(point)
-    count = count or min(10 * int(point.concurrency), MOST_REQUESTS)
+    count = count or min(10 * num_running(point), MOST_REQUESTS)
 
     def length(mean: float) -> int:
         return rng.randint(int(shortest * mean), int(mean))
@@ -214,6 +215,7 @@ def main() -> None:
     for start, part in enumerate(parts):
         found[start::SHARDS] = part
     table["ttft"], table["tpot"], table["problem"] = zip(*found, strict=True)
+    table["problem"] = table.problem.where(table.problem != "", doubts(table))
     if options.csv:
         compact(table).to_csv(options.csv, index=False)
     add_errors(table)

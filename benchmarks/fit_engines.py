@@ -37,8 +37,8 @@ from mocker.timing.choose import resolve
 ENGINES = Path("mocker/timing/data/engines.json")
 COMMON = {"step_s": 9.2e-4, "sequence_s": 3.1e-5, "layer_s": 1.5e-5, "request_s": 0.011, "prompt_token_s": 5e-7}
 START = {
-    "hopper": {"quantise": 0.26},
-    "blackwell": {"quantise": 2.4, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
+    "hopper": {"quantise.fp8": 0.26},
+    "blackwell": {"quantise.fp8": 2.4, "quantise.fp4": 6.0, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
 }
 TTFT_WEIGHT = 0.4
 TIGHT = 0.03
@@ -46,7 +46,7 @@ TIGHT = 0.03
 PULL = 0.02
 LAUNCHES = (0.0, 3e-3, 4e-3)
 """Tried, in seconds a layer."""
-SHARES = (0.0, 0.25, 0.5, 1.0)
+SHARES = tuple({"fp8": share, "fp4": share} for share in (0.0, 0.25, 0.5, 1.0))
 TRIED = (0.0, 1e-3, 2e-3, 4e-3)
 """The same for vLLM's and TensorRT-LLM's mixtures, between which TTFT is interpolated."""
 FINE_S = 5e-5
@@ -96,7 +96,10 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
     def put(logs: np.ndarray) -> None:
         for (architectures, name), value in zip(names, start * np.exp(logs - 1), strict=True):
             for architecture in architectures:
-                engines["vllm"].setdefault(architecture, {})[name] = float(f"{value:.3g}")
+                own, (name, _, kind) = engines["vllm"].setdefault(architecture, {}), name.partition(".")
+                if kind:
+                    own, name = own.setdefault(name, {}), kind
+                own[name] = float(f"{value:.3g}")
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         put(logs)
@@ -124,7 +127,7 @@ def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[
 
 
 def fit_ttft(
-    own: dict[str, Any], name: str, tried: Sequence[float], engines: Engines, points: list[Point]
+    own: dict[str, Any], name: str, tried: Sequence[Any], engines: Engines, points: list[Point]
 ) -> None:
     """Choose the value with the least mean error of TTFT."""
     errors = []

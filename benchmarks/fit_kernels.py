@@ -402,12 +402,16 @@ def from_layers(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
 
 def written(value: Any, depth: int = 0) -> str:
     """Return the contents of a file, with a line for each fact."""
-    if not isinstance(value, dict) or not value or not any(isinstance(item, dict | list) for item in value.values()):
+    if not isinstance(value, dict) or (depth > 1 and not _has_rows(value)):
         return json.dumps(value)
     inner = ",\n".join(
         f"{'  ' * (depth + 1)}{json.dumps(key)}: {written(item, depth + 1)}" for key, item in value.items()
     )
     return f"{{\n{inner}\n{'  ' * depth}}}" + ("" if depth else "\n")
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, list) or (isinstance(value, dict) and any(_has_rows(item) for item in value.values()))
 
 
 def main() -> None:

@@ -101,8 +101,8 @@ class EngineTimes:
     """Time between client and scheduler, both ways together."""
     prompt_token_s: float
     """The same for each prompt token: reading and tokenizing it."""
-    quantise: float
-    """Share of the inputs' quantisation that other kernels do not hide."""
+    quantise: dict[str, float] = field(hash=False)
+    """Share of the inputs' quantisation that other kernels do not hide, by the type in which weights are multiplied."""
     exchange_s: float
     """Added in each layer whose experts are shared by ranks with separate attention: launches, agreeing on sizes."""
     fused_s: float

@@ -203,7 +203,7 @@ class Device:
             moved=inputs * width + outputs * HALF,
             inputs=inputs,
             quantised=HALF + width,
-            quantise=(fit.quantise, 1.0 if self._in_blocks(weight) else self.engine.quantise),
+quantise=(fit.quantise, 1.0 if self._in_blocks(weight) else self.engine.quantise.get(compute, 0.0)),
             bandwidth=gpu.bandwidth,
             launch_s=len(matrices) * fit.launch_s,
         )

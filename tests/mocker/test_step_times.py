@@ -148,6 +148,16 @@ def test_an_engine_may_have_a_factor_on_decodes_alone_by_the_type_of_the_weights
         assert ramps[1].slope == pytest.approx(factor * ramps[0].slope)
 
 
+@pytest.mark.parametrize(("weights", "own", "other"), [("fp8", "fp8", "fp4"), ("fp4", "fp4", "fp8")])
+def test_inputs_of_matrices_are_quantised_at_the_share_of_their_own_type(weights, own, other):
+    gpu, engine, shape = find_gpu("b200"), find_engine("vllm", "blackwell"), find_model(LLAMA).quantised(weights)
+
+    def prefill_s(**shares):
+        return Roofline(coefficients(shape, gpu, replace(engine, quantise=shares))).mixed(chunk(8192), 0, 0)
+
+    assert prefill_s(**{own: 1.0}) > prefill_s() == prefill_s(**{other: 1.0})
+
+
 def test_a_prefill_that_is_bound_by_compute_takes_the_time_of_its_flops():
     shape = find_model(LLAMA)
     least = 2 * 8192 * (shape.num_parameters - shape.embedding_parameters) / find_gpu("h100").flops["bfloat16"]
