@@ -9,7 +9,7 @@ from dynabench.terminal import Terminal
 from reports.capacity import answer as capacity
 from reports.capacity.answer import AtLoad, Ranked, Sureness
 from reports.figures import slo
-from reports.figures.outcomes import STEADY_QUEUE, STEADY_QUEUE_TOLD, Outcome
+from reports.figures.outcomes import STEADY_QUEUE, Outcome
 from reports.summarize import summarize
 from reports.sweep import table as sweep_table
 from reports.tables import comparison as tables
@@ -134,7 +134,8 @@ def test_the_table_of_layouts_explains_the_limit_that_nobody_set():
     answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [layout], [], [], [], [], [], 0, 1.0)
     (grid, *_) = capacity.grids(answer)
     assert f"{STEADY_QUEUE}: missed" in grid.rows[0][1]
-    assert STEADY_QUEUE_TOLD in grid.note
+    assert "steady queue: requests arrived faster than they were answered" in grid.note
+    assert "use more workers, or a lower rate (--rate-scale)." in grid.note
 
 
 CERTAIN = Sureness(LIMITS[0], 1.2, 1.1, 1.3, 0.03, chance=0.97)
@@ -156,6 +157,29 @@ def test_a_plan_in_short_says_what_and_how_sure(sureness, said):
     layout = Ranked("TP 2", {}, gpus=4, workers=2)
     answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [layout], [], [], [], sureness, [], 0, 1.0)
     assert capacity.in_short(answer) == f"4 GPUs (TP 2; workers: 2) meet every limit. {said}"
+
+
+@pytest.mark.parametrize("sureness", [[], [CERTAIN]])
+def test_a_plan_in_short_says_first_what_its_workload_is_too_short_for(sureness):
+    layout = Ranked("TP 2", {}, gpus=4, workers=2)
+    answer = capacity.PlanAnswer(
+        "",
+        "t",
+        "s",
+        True,
+        "v",
+        LIMITS,
+        [layout],
+        [],
+        [],
+        [],
+        sureness,
+        [],
+        0,
+        1.0,
+        too_little=["the load was never steady"],
+    )
+    assert capacity.in_short(answer).endswith(" meet every limit. Not certain: the load was never steady.")
 
 
 def test_nothing_is_said_in_short_where_no_layout_meets_the_limits():
