@@ -217,16 +217,15 @@ def run_rehearsal(
         with Display("rehearsing", "seeds", interrupt, console) as display:
 
             def see(seed: int, violation: Violation) -> None:
-                console.say(f"seed {seed}: {violation}")
+                console.item(f"seed {seed}: {violation}")
                 console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
 
             def try_smaller(seed: int, least: str, number: int) -> None:
                 display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
 
             def see_written(failed: Failed) -> None:
-                console.say(
-                    f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}"
-                )
+                console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:")
+                console.verbatim(f"  {failed.file}\n  {failed.picture}")
                 display.what = "rehearsing"
 
             found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)

@@ -118,14 +118,41 @@ def test_a_plan_is_readable(count, width):
         check(lines_of(grid.tables(width), width), [], width)
 
 
-@pytest.mark.parametrize("width", [80, 60])
-def test_what_was_run_is_wrapped_in_a_pipe_too(width):
-    terminal = Terminal(file=io.StringIO(), width=width)
-    text = "Model error: " + ", ".join(["in 9 of 10 cases, the real mean is 0.78 to 1.39 times the simulated"] * 5)
-    terminal.fact(text)
-    lines = terminal.file.getvalue().splitlines()
+PROSE = "Model error: " + ", ".join(["in 9 of 10 cases, the real mean is 0.78 to 1.39 times the simulated"] * 5)
+
+
+def shown(call, *, width, is_terminal):
+    """Return the lines of what a call prints, in a pipe or on a terminal."""
+    terminal = Terminal(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None)
+    call(terminal)
+    return terminal.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("width", [80, 60, 20])
+def test_prose_is_wrapped_between_words_on_a_terminal_and_in_a_pipe(width, is_terminal):
+    lines = shown(lambda terminal: terminal.say(PROSE), width=width, is_terminal=is_terminal)
     assert max(map(len, lines)) <= width
-    assert " ".join(lines) == text
+    assert " ".join(lines) == PROSE
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_lines_after_the_first_are_indented_and_a_path_is_never_broken(is_terminal):
+    path = "/results/" + 30 * "x"
+    lines = shown(lambda terminal: terminal.say(f"\n{path} is new", indent="    "), width=20, is_terminal=is_terminal)
+    assert lines == ["", path, "    is new"]
+
+
+def test_a_finding_is_a_line_in_a_pipe_and_wrapped_on_a_terminal():
+    assert shown(lambda terminal: terminal.item(PROSE), width=60, is_terminal=False) == [PROSE]
+    lines = shown(lambda terminal: terminal.entry("model", PROSE), width=60, is_terminal=True)
+    assert max(map(len, lines)) <= 60
+    assert {line[:21] for line in lines[1:]} == {" " * 21}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_is_copied_stays_a_line(is_terminal):
+    assert shown(lambda terminal: terminal.verbatim(PROSE), width=20, is_terminal=is_terminal) == [PROSE]
 
 
 def test_the_table_of_layouts_explains_the_limit_that_nobody_set():
