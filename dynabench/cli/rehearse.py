@@ -37,7 +37,8 @@ def rehearse(
         output: What to print.
         flags: What describes the deployment.
     """
-    from dynabench.rehearsal.all_seeds import lines, read, replay, run_rehearsal
+    from dynabench.rehearsal.all_seeds import lines, replay, run_rehearsal
+    from dynabench.rehearsal.files import read
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
     from dynabench.rehearsal.run import started
