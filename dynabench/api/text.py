@@ -42,7 +42,10 @@ def print_summary(
     for entry in key.values():
         if entry.name != entry.arm:
             console.say(f"{entry.name}: {entry.arm}")
-    for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
+    console.say(with_short_names(summary.verdict, key))
+    for line in headline.limits(summary):
+        console.item(with_short_names(line, key))
+    for line in headline.remarks(summary):
         console.say(with_short_names(line, key))
     print_elsewhere(manifest, console)
     if has_hint and not is_whole:
