@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from dynabench.api.deployment import Deployment
     from dynabench.api.differences import ArmDifference, Estimate
     from dynabench.api.experiments import bench, load, plan, rehearse, run, simulate, sweep
-    from dynabench.api.result import PlanResult, RehearsalResult, Result, SweepResult
+    from dynabench.api.rehearsal_result import RehearsalResult
+    from dynabench.api.result import PlanResult, Result, SweepResult
     from dynabench.api.workload import Workload
     from foundation.errors import UserError
 
@@ -48,7 +49,7 @@ _HOMES = {
     "Deployment": "dynabench.api.deployment",
     "Estimate": "dynabench.api.differences",
     "PlanResult": "dynabench.api.result",
-    "RehearsalResult": "dynabench.api.result",
+    "RehearsalResult": "dynabench.api.rehearsal_result",
     "Result": "dynabench.api.result",
     "SweepResult": "dynabench.api.result",
     "UserError": "foundation.errors",

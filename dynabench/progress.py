@@ -51,7 +51,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Print what is to stay on the screen."""
-        self._console.say(f"{self._elapsed()}  {text}")
+        self._console.say(f"{self._elapsed()}  {text}", indent=" " * 8)
 
     def line(self) -> str:
         """Say how far it is."""

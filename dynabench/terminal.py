@@ -26,32 +26,37 @@ class Terminal(Console):
         """Let the command line end as with any output that nobody reads; rich would end it itself, with 1."""
         raise BrokenPipeError
 
-    def say(self, text: str, **options: Any) -> None:
-        """Print a sentence: a line in a pipe, for other programs; on a terminal as many as its width makes of it."""
-        self.print(text, soft_wrap=not self.is_terminal, **options)
+    def say(self, text: str, *, indent: str = "", **options: Any) -> None:
+        """Print prose, in a pipe, too, between words in lines no wider than this (80 in a pipe; COLUMNS changes it).
 
-    def fact(self, text: str, indent: str = "") -> None:
-        """Print what was run, and what to know of it: longer than a line, and for readers only, so it is wrapped in a pipe, too."""
-        self.print(
-            textwrap.fill(text, self.width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False),
-            soft_wrap=True,
-        )
+        Lines after the first begin with `indent`. A longer word, such as a path, is never broken.
+        """
+        self.verbatim("\n".join(_wrapped(part, self.width, indent) for part in text.split("\n")), **options)
+
+    def verbatim(self, text: str, **options: Any) -> None:
+        """Print what is read by programs or copied, such as a command or where the report is: a line at any width."""
+        self.print(text, soft_wrap=True, **options)
+
+    def item(self, text: str, *, indent: str = "", **options: Any) -> None:
+        """Print a finding, or an item of a list: a line in a pipe, for `grep` and the like; on a terminal as prose."""
+        if self.is_terminal:
+            self.say(text, indent=indent, **options)
+        else:
+            self.verbatim(text, **options)
+
+    def entry(self, name: str, text: str, *, width: int = 20) -> None:
+        """Print an item of a list: a name, and beside it what it is."""
+        self.item(f"{name:{width}} {text}", indent=" " * min(width + 1, self.width // 2))
 
     def report(self, text: str) -> None:
         """Say how far a command is, where nothing moves: on stderr; a quiet terminal says nothing."""
         if not self.quiet:
             print(printable(text), file=sys.stderr, flush=True)
 
-    def entry(self, name: str, text: str, *, width: int = 20) -> None:
-        """Print a line of a list: a name and what it is; on a terminal, in as many lines as it takes, between words."""
-        line = f"{name:{width}} {text}"
-        if self.is_terminal:
-            beside = " " * min(width + 1, self.width // 2)
-            line = textwrap.fill(
-                line, self.width, subsequent_indent=beside, break_long_words=False, break_on_hyphens=False
-            )
-        self.print(line, soft_wrap=True)
-
     def render_str(self, text: str, **options: Any) -> Text:
         """Make a text of a string, control characters spelled out."""
         return super().render_str(printable(text), **options)
+
+
+def _wrapped(text: str, width: int, indent: str) -> str:
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

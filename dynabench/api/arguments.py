@@ -10,6 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
+from dynabench.api.wording import plain_errors
 from foundation.errors import UserError
 from foundation.settings import expected, kinds
 
@@ -19,10 +20,11 @@ PLAIN = {str, int, float, bool, type(None)}
 
 
 def checked(call: Callable[P, T]) -> Callable[P, T]:
-    """Let a function raise UserError for an argument that is neither the text, number or switch that it expects."""
+    """Let a function raise UserError for what its user can mend, such as an argument that is no text, number or switch it expects."""
     signature = inspect.signature(call)
 
     @functools.wraps(call)
+    @plain_errors()
     def checked_call(*args: P.args, **kwargs: P.kwargs) -> T:
         given: Any = tuple(map(plain, args))
         named: Any = {name: plain(value) for name, value in kwargs.items()}

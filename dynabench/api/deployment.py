@@ -36,6 +36,10 @@ SIZES = (1, 2, 4, 8)
 """GPUs that a worker may need for its model, in the order in which they are tried."""
 
 
+FITTED = "# tensor_parallel_size is what the model needs; nobody chose it, so a plan tries others\n"
+"""The first line of a file whose sizes are like that; a file has to name them, because `simulate -f` would take 1."""
+
+
 class Deployment(description.Deployment):
     """Workers behind a router: what `simulate`, `run`, `sweep` and `plan` try, and a YAML file describes.
 
@@ -101,10 +105,15 @@ class Deployment(description.Deployment):
             UserError: it cannot be read, or is not a valid deployment.
         """
         if isinstance(source, str) and "\n" in source:
-            made = parse_deployment(source.encode(), "the YAML", is_measured=True)
+            text, made = source, parse_deployment(source.encode(), "the YAML", is_measured=True)
         else:
-            made = read_deployment(path_of("source", source), is_measured=True)
-        return cls.of(made)
+            file = path_of("source", source)
+            made = read_deployment(file, is_measured=True)
+            text = file.read_text()
+        self = cls.of(made)
+        if text.startswith(FITTED):
+            self._note(_named(made))
+        return self
 
     @classmethod
     def of(cls, made: description.Deployment) -> Self:
@@ -117,6 +126,8 @@ class Deployment(description.Deployment):
     def to_yaml(self, path: str | Path | None = None) -> str:
         """Return it as YAML, with what differs from the defaults and without passwords; write it to a file, too, if one is named."""
         text = yaml.safe_dump(as_changed(self), sort_keys=False)
+        if "tensor_parallel_size" in _changed(self) and not self.chooses("tensor_parallel_size"):
+            text = FITTED + text
         if path is not None:
             path_of("path", path).write_text(text)
         return text

@@ -1,42 +1,26 @@
 """The commands as functions: each takes the options of its command by name, and returns a result."""
 
-import asyncio
-import contextvars
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from dynabench.api.arguments import checked, listed, mapping_of, path_of, texts_of
-from dynabench.api.deployment import Deployment, deployment_of
+from dynabench.api.arguments import checked, listed, path_of, texts_of
+from dynabench.api.asked import AnyDeployment, AnyWorkload, Asked, Limits, workload_of
+from dynabench.api.beside_a_loop import beside_a_loop
+from dynabench.api.deployment import deployment_of
 from dynabench.api.notebook import terminal
-from dynabench.api.own import is_own_object, named, placed
-from dynabench.api.result import AnyResult, PlanResult, RehearsalResult, Result, SweepResult, read_result
+from dynabench.api.rehearsal_result import RehearsalResult
+from dynabench.api.result import AnyResult, PlanResult, Result, SweepResult, read_result
 from dynabench.api.wording import plain_errors
 from dynabench.arm import ClientConfig, Settings
-from dynabench.deployment.file import as_plain
-from dynabench.experiment.manifest import CALL
 from dynabench.experiment.settings import ExperimentConfig, SweepConfig
-from dynabench.interrupt import Interrupt, InterruptError
 from foundation.errors import UserError
-from foundation.own_code import GIVEN, shown
 from foundation.settings import settings_of
-from foundation.text import instead_of
-from workloads import Workload
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
 
-T = TypeVar("T")
-AnyDeployment = Deployment | str | Path | None
-AnyWorkload = Workload | str | Path | None
-Limits = str | Sequence[str]
-OF_FILES = ("metrics_like", "format", "columns", "trace_block_size", "router_mode")
-"""Options of commands that belong to `Workload.read` here, or have a parameter of their own."""
 
-
-@plain_errors()
 @checked
 def simulate(
     workload: AnyWorkload = None,
@@ -72,13 +56,10 @@ def simulate(
     Raises:
         UserError: a setting, the workload or the deployment is invalid; the message is one line.
     """
-    asked = _Asked.of("simulate", workload, deployment, vary, slo, repeats, seed, out, options)
-    experiment, shape, load = asked.settings(ExperimentConfig, ShapeConfig, LoadConfig)
-    settings = Settings(asked.deployment, shape, load)
-    return asked.compared("virtual", experiment, settings, progress)
+    asked = Asked("simulate", workload, deployment, vary, slo, repeats, seed, out, options)
+    return asked.compared("virtual", progress, ShapeConfig, LoadConfig)
 
 
-@plain_errors()
 @checked
 def run(
     workload: AnyWorkload = None,
@@ -112,13 +93,10 @@ def run(
     """
     if url is not None and deployment is not None:
         raise UserError("url measures another server, but deployment describes dynabench's own stack; leave one out")
-    asked = _Asked.of("run", workload, deployment, vary, slo, repeats, seed, out, {"url": url, **options})
-    experiment, shape, load, client = asked.settings(ExperimentConfig, ShapeConfig, LoadConfig, ClientConfig)
-    settings = Settings(asked.deployment, shape, load, client)
-    return asked.compared("wall", experiment, settings, progress)
+    asked = Asked("run", workload, deployment, vary, slo, repeats, seed, out, {"url": url, **options})
+    return asked.compared("wall", progress, ShapeConfig, LoadConfig, ClientConfig)
 
 
-@plain_errors()
 @checked
 def sweep(
     workload: AnyWorkload = None,
@@ -156,15 +134,14 @@ def sweep(
     """
     from dynabench.experiment.sweep import run_sweep
 
-    asked = _Asked.of("sweep", workload, deployment, vary, slo, repeats, seed, out, {"find": find, **options})
-    config, experiment, shape, load = asked.settings(SweepConfig, ExperimentConfig, ShapeConfig, LoadConfig)
+    asked = Asked("sweep", workload, deployment, vary, slo, repeats, seed, out, {"find": find, **options})
+    config, experiment, *others = asked.settings(SweepConfig, ExperimentConfig, ShapeConfig, LoadConfig)
     asked.refuse_to_travel(config.backend)
-    settings = Settings(asked.deployment, shape, load)
-    with terminal(progress) as console, asked.named():
+    with asked.shown(progress) as console:
+        settings = Settings(asked.deployment, *others)
         return SweepResult(*run_sweep(asked.workload, config, experiment, settings, console=console))
 
 
-@plain_errors()
 @checked
 def plan(
     workload: AnyWorkload = None,
@@ -203,7 +180,7 @@ def plan(
     from dynabench.capacity.settings import PlanConfig
 
     options = {name: listed(value) if name == "loads" else value for name, value in options.items()}
-    asked = _Asked.of("plan", workload, deployment, vary, slo, repeats, seed, out, options)
+    asked = Asked("plan", workload, deployment, vary, slo, repeats, seed, out, options)
     if not (vary and "router_mode" in vary):
         asked.options["router_mode"] = ()
     fixed = asked.deployment
@@ -219,11 +196,10 @@ def plan(
     asked.refuse_to_travel(config.backend)
     single = replace(pool, replicas=1, timing=replace(pool.timing, tensor_parallel_size=1))
     settings = Settings(replace(fixed, pools=(single,)), shape, load)
-    with terminal(progress) as console, asked.named():
+    with asked.shown(progress) as console:
         return PlanResult(*run_plan(asked.workload, config, experiment, settings, console=console))
 
 
-@plain_errors()
 @checked
 def bench(
     url: str | Sequence[str],
@@ -252,24 +228,24 @@ def bench(
     Raises:
         UserError: an endpoint does not answer, or a setting is invalid.
     """
-    from dynabench.benchmark.run import Asked, run_bench
+    from dynabench.benchmark.run import Asked as Benchmarked
+    from dynabench.benchmark.run import run_bench
     from dynabench.benchmark.settings import BenchClientConfig, BenchConfig, SentConfig
 
     options = {name: listed(value) if name in ("concurrency", "rate") else value for name, value in options.items()}
     urls = texts_of("url", url, "http://localhost:8000")
-    asked = _Asked.of("bench", workload, None, None, slo, repeats, seed, out, options)
+    asked = Asked("bench", workload, None, None, slo, repeats, seed, out, options)
     asked.options["router_mode"] = ()
     config, sent, experiment, client, shape = asked.settings(
         BenchConfig, SentConfig, ExperimentConfig, BenchClientConfig, ShapeConfig
     )
-    whole = Asked(
+    whole = Benchmarked(
         urls=urls, given=asked.workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
     )
-    with terminal(progress) as console, asked.named():
-        return SweepResult(*_beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent)))
+    with asked.shown(progress) as console:
+        return SweepResult(*beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent)))
 
 
-@plain_errors()
 @checked
 def rehearse(
     deployment: AnyDeployment = None,
@@ -311,12 +287,11 @@ def rehearse(
         raise UserError(f"seeds is {seeds!r}; expected consecutive seeds, such as range(500, 600)")
     numbers = f"{seeds.start}..{seeds.stop}" if isinstance(seeds, range) else str(seeds)
     given = {"seeds": numbers, "faults": faults, "requests": requests, "rate": rate, "jobs": jobs}
-    given["out"] = path_of("out", out)
-    config = settings_of(RehearseConfig, given)
-    described, sent = deployment_of(deployment), _workload(workload)
+    config = settings_of(RehearseConfig, given | {"out": path_of("out", out)})
+    described, sent = deployment_of(deployment), workload_of(workload)
     with terminal(progress) as console:
         return RehearsalResult(
-            _beside_a_loop(lambda lent: run_rehearsal(described, sent, config, console=console, interrupt=lent))
+            beside_a_loop(lambda lent: run_rehearsal(described, sent, config, console=console, interrupt=lent))
         )
 
 
@@ -330,209 +305,3 @@ def load(*folders: str | Path) -> AnyResult:
     if not folders:
         raise UserError("name a results folder, such as results/x")
     return read_result([path_of("folders", folder) for folder in folders])
-
-
-class _Asked:
-    """What a call asks for."""
-
-    def __init__(
-        self,
-        call: str,
-        workload: Workload | tuple[Path, ...],
-        deployment: Deployment,
-        options: dict[str, Any],
-        varied: frozenset[str],
-    ) -> None:
-        self.call, self.workload, self.deployment, self.options = call, workload, deployment, options
-        self.varied = varied
-
-    @classmethod
-    def of(
-        cls,
-        command: str,
-        workload: AnyWorkload,
-        deployment: AnyDeployment,
-        vary: Mapping[str, Iterable[Any]] | None,
-        slo: Limits,
-        repeats: int,
-        seed: int,
-        out: str | Path | None,
-        options: Mapping[str, Any],
-    ) -> "_Asked":
-        if wrong := next((name for name in OF_FILES if name in options), None):
-            hint = "vary={'router_mode': [...]}, or the deployment" if wrong == "router_mode" else "Workload.read"
-            raise UserError(f"{wrong} is no option of {command}; give it to {hint}")
-        fleet = deployment_of(deployment)
-        axes = dict(_axis(name, values) for name, values in mapping_of("vary", vary, "{'workers': [2, 4]}").items())
-        _check_names(axes)
-        modes = axes.pop("router_mode", [fleet.router_mode])
-        given: dict[str, Any] = {
-            "router_mode": tuple(modes),
-            "vary": tuple(f"{name}={','.join(map(_text, values))}" for name, values in axes.items()),
-            "slo": texts_of("slo", slo, "ttft.p99 <= 2s"),
-            "repeats": repeats,
-            "seed": seed,
-            "out": None if out is None else path_of("out", out),
-        }
-        said = {"vary": vary, "slo": slo, "repeats": repeats, "seed": seed, **options}
-        shown_options = ", ".join(
-            f"{name}={_said(value)}" for name, value in said.items() if value not in (None, (), {})
-        )
-        call = f"dynabench.{command}(..., {shown_options})"
-        return cls(call, _workload(workload), fleet, given | dict(options), frozenset(axes))
-
-    def fix(self, option: str, setting: str, value: Any) -> None:
-        """Give a plan the one value of an option that the deployment names, as its `setting`, unless that is varied.
-
-        Raises:
-            UserError: the option has another value.
-        """
-        if not self.deployment.chooses(setting) or self.varied & {option, setting}:
-            return
-        given = self.options.get(option, value)
-        if given not in (value, [value], (value,)):
-            raise UserError(f"{option} is {given!r}, but the deployment has {setting} {value!r}; leave one out")
-        self.options[option] = (value,)
-
-    def settings(self, *kinds: type) -> list[Any]:
-        """Return settings of these kinds; an option belongs to the first that has it.
-
-        Raises:
-            UserError: none has it.
-        """
-        names = {kind: {field.name for field in fields(kind)} for kind in kinds}
-        given: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}
-        for name, value in self.options.items():
-            kind = next((kind for kind in kinds if name in names[kind]), None)
-            if kind is None:
-                raise UserError(f"{name} is unknown; {instead_of(name, sorted(set().union(*names.values())))}")
-            given[kind][name] = value
-        for kind in kinds:  # one seed for all
-            if "seed" in names[kind]:
-                given[kind].setdefault("seed", self.options["seed"])
-        return [settings_of(kind, given[kind]) for kind in kinds]
-
-    def compared(
-        self, clock: Literal["virtual", "wall"], experiment: ExperimentConfig, settings: Settings, progress: bool | None
-    ) -> Result:
-        """Run an experiment."""
-        from dynabench.experiment.run import run_experiment
-
-        def carry_out(lent: Interrupt | None) -> Result:
-            is_kept = experiment.out is not None
-            given = clock, self.workload, experiment, settings
-            return Result(*run_experiment(*given, console=console, is_kept=is_kept, interrupt=lent))
-
-        with terminal(progress) as console, self.named():
-            return _beside_a_loop(carry_out) if clock == "wall" else carry_out(None)
-
-    def named(self) -> "_Call":
-        """Let results say what was called."""
-        return _Call(self.call)
-
-    def refuse_to_travel(self, backend: str) -> None:
-        """Refuse to send objects of the user's own to other hosts.
-
-        Raises:
-            UserError: there is one.
-        """
-        if backend == "local":
-            return
-        said = repr((self.options["router_mode"], self.options["vary"], as_plain(self.deployment)))
-        if mine := [name for path, name in GIVEN.items() if path in said]:
-            raise UserError(
-                f"{mine[0]} is a Python object, which stays on this host, but backend is {backend}; put it into a file that every "
-                "host has, and name that: FILE.py"
-            )
-
-
-class _Call:
-    def __init__(self, call: str) -> None:
-        self._call = call
-
-    def __enter__(self) -> None:
-        self._token = CALL.set(self._call)
-
-    def __exit__(self, *_: object) -> None:
-        CALL.reset(self._token)
-
-
-def _beside_a_loop(call: Callable[[Interrupt | None], T]) -> T:
-    """Call what runs an event loop; if this thread has one, as in a notebook, in another thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return call(None)
-    found: list[T] = []
-    failed: list[BaseException] = []
-
-    def carry_out() -> None:
-        try:
-            found.append(call(interrupt))
-        except BaseException as error:  # raised again below
-            failed.append(error)
-        finally:
-            is_over.set()
-
-    is_over = threading.Event()  # a `join` that a signal ends takes the thread for ended
-    with Interrupt() as interrupt:
-        context = contextvars.copy_context()  # has what was called, for the manifest
-        threading.Thread(target=context.run, args=(carry_out,)).start()
-        while not is_over.is_set():
-            with suppress(InterruptError):
-                is_over.wait()
-    if failed:
-        raise failed[0]
-    return found[0]
-
-
-def _workload(given: AnyWorkload) -> Workload | tuple[Path, ...]:
-    match given:
-        case None:
-            return ()
-        case Workload():
-            return given
-        case str() | Path():
-            return (Path(given),)
-    raise UserError(
-        f"expected a Workload or the path of one, not {type(given).__name__}; a frame becomes one by Workload.from_frame"
-    )
-
-
-def _axis(name: str, values: Any) -> tuple[str, list[Any]]:
-    """Return a setting and its values, with names for objects of the user's own."""
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise UserError(f"vary {name!r} is {values!r}; expected a list of values")
-    values = list(values)
-    place = placed(name, values)
-    return place, [named(value, place) for value in values]
-
-
-def _check_names(axes: Mapping[str, Sequence[Any]]) -> None:
-    """Refuse two objects with one name: results could not tell them apart."""
-    for values in axes.values():
-        names = [shown(value) for value in values if isinstance(value, str)]
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UserError(f"{twice} is given twice; give one of them another name (its __name__)")
-
-
-def _text(value: Any) -> str:
-    """Return a value as `--vary` takes it."""
-    match value:
-        case None:
-            return "none"
-        case bool():
-            return str(value).lower()
-        case str() if "," in value:
-            return f"[{value}]"
-    return str(value)
-
-
-def _said(value: Any) -> str:
-    """Return how a call shows a value."""
-    match value:
-        case Mapping():
-            return "{" + ", ".join(f"{name!r}: {_said(its)}" for name, its in value.items()) + "}"
-        case list() | tuple():
-            return "[" + ", ".join(map(_said, value)) + "]"
-    return getattr(value, "__name__", "...") if is_own_object(value) else repr(value)

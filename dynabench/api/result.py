@@ -1,6 +1,6 @@
 """What `simulate`, `run`, `sweep`, `plan` and `bench` return, and `load` reads from a folder."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -33,8 +33,6 @@ from reports.verdicts import headline
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
-
-    from dynabench.rehearsal.all_seeds import Found
 
 
 class Result:
@@ -281,62 +279,6 @@ class PlanResult:
         return html_of(answer.title, answer.verdict, capacity.grids(answer), lines, details)
 
 
-class RehearsalResult:
-    """What came of rehearsals: how often what went wrong, and which of the things that must always hold did not."""
-
-    def __init__(self, found: "Found") -> None:
-        """Hold rehearsals."""
-        self.found = found
-
-    @property
-    def verdict(self) -> str:
-        """How many seeds were rehearsed, and in how many something did not hold."""
-        return list(self._lines())[-1]
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether it was not interrupted."""
-        return self.found.is_complete
-
-    @property
-    def happened(self) -> dict[str, int]:
-        """How often each kind of fault happened, over all seeds."""
-        return dict(sorted(self.found.happened.items()))
-
-    @cached_property
-    def violations(self) -> "pd.DataFrame":
-        """One row per violation: the seed, what did not hold, how, the file that replays it, and its picture."""
-        import pyarrow as pa
-
-        rows = [
-            (each.seed, one.invariant, one.what, str(each.file), str(each.picture))
-            for each in self.found.failed
-            for one in each.violations
-        ]
-        names, types = ("seed", "invariant", "text", "file", "picture"), (pa.int64(), *4 * [pa.string()])
-        columns = zip(*rows, strict=True) if rows else [()] * len(names)
-        made = {name: pa.array(list(its), kind) for name, its, kind in zip(names, columns, types, strict=True)}
-        return frames.to_pandas(pa.table(made), "result.violations")
-
-    def _lines(self) -> Iterator[str]:
-        from dynabench.rehearsal.all_seeds import lines
-
-        yield from lines(self.found)
-
-    def _failures(self) -> Iterator[str]:
-        for each in self.found.failed:
-            yield f"seed {each.seed}: {each.violations[0]} (dynabench rehearse --replay {each.file}; {each.picture})"
-        if not self.is_complete:
-            yield "interrupted: these are the results so far"
-
-    def __repr__(self) -> str:
-        return "\n".join([*self._lines(), *self._failures()])
-
-    def _repr_html_(self) -> str:
-        *details, verdict = self._lines()
-        return html_of("Rehearsal", verdict, [], self._failures(), details)
-
-
 AnyResult = Result | SweepResult | PlanResult
 
 
@@ -398,8 +340,6 @@ def _figures(point: Point) -> dict[str, Any]:
 def _plain(values: list[Any]) -> list[Any]:
     """Return values of one type: texts if they differ."""
     kinds = {type(value) for value in values if value is not None}
-    return (
-        values
-        if len(kinds) < 2 or kinds == {int, float}
-        else [None if value is None else str(value) for value in values]
-    )
+    if len(kinds) < 2 or kinds == {int, float}:
+        return values
+    return [None if value is None else str(value) for value in values]

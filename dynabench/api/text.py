@@ -30,7 +30,7 @@ def print_summary(
 ) -> None:
     """Print what was run and what was found, and first of all whether it is valid; with `has_hint`, also the flag for more."""
     for note in headline.notes(summary):
-        console.say(f"not valid: {note}", style="red")
+        console.item(f"not valid: {note}", style="red")
     _print_heading(headline.heading(manifest), headline.qualified(headline.head(manifest)), console)
     key = key_of(list(summary.arms))
     compared = tables.comparison(summary, is_whole=is_whole)
@@ -42,7 +42,10 @@ def print_summary(
     for entry in key.values():
         if entry.name != entry.arm:
             console.say(f"{entry.name}: {entry.arm}")
-    for line in (summary.verdict, *headline.limits(summary), *headline.remarks(summary)):
+    console.say(with_short_names(summary.verdict, key))
+    for line in headline.limits(summary):
+        console.item(with_short_names(line, key))
+    for line in headline.remarks(summary):
         console.say(with_short_names(line, key))
     print_elsewhere(manifest, console)
     if has_hint and not is_whole:
@@ -54,7 +57,7 @@ def _print_heading(what: Sequence[str], facts: Sequence[str], console: Terminal)
     for line in filter(None, what):
         console.say(line)
     for fact in facts:
-        console.fact(fact)
+        console.say(fact)
 
 
 def print_elsewhere(manifest: dict[str, Any], console: Terminal) -> None:
@@ -94,9 +97,9 @@ def print_plan(answer: PlanAnswer, console: Terminal) -> None:
             console.say(grid.note)
     reasons = list(capacity.impossible(answer))
     for reason in reasons[:REASONS]:
-        console.say(f"impossible: {reason}")
+        console.item(f"impossible: {reason}")
     if len(reasons) > REASONS:
-        console.print(f"impossible for {len(reasons) - REASONS} more reasons, in plan.json")
+        console.say(f"impossible for {len(reasons) - REASONS} more reasons, in plan.json")
     console.say(answer.verdict)
     for note in answer.notes:
         console.say(note)
@@ -105,8 +108,8 @@ def print_plan(answer: PlanAnswer, console: Terminal) -> None:
     if any(sure.has_interval for sure in answer.sureness):
         console.say(capacity.COVERED)
     for line in answer.commands:
-        console.print(line, soft_wrap=True)
-    console.print(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")
+        console.verbatim(line)
+    console.say(f"{answer.simulated} simulations, {answer.wall_s:.0f} s")
 
 
 def text_of(show: Callable[[Terminal], object]) -> str:
@@ -122,6 +125,9 @@ class _InPython(Terminal):
 
     def say(self, text: str, **options: Any) -> None:
         super().say(in_python(text), **options)
+
+    def item(self, text: str, **options: Any) -> None:
+        super().item(in_python(text), **options)
 
 
 def html_of(title: str, verdict: str, grids: Iterable[Grid], lines: Iterable[str], details: Iterable[str]) -> str:

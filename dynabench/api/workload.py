@@ -6,7 +6,6 @@ from typing import Any, Self
 
 import workloads
 from dynabench.api.arguments import checked, path_of
-from dynabench.api.wording import plain_errors
 from dynabench.experiment.workload_file import read_workload, write_workload
 from foundation.errors import UserError
 from foundation.settings import settings_of
@@ -21,7 +20,6 @@ class Workload(workloads.Workload):
     __slots__ = ()
 
     @classmethod
-    @plain_errors()
     @checked
     def read(
         cls,
@@ -47,7 +45,6 @@ class Workload(workloads.Workload):
         return cls._of(read_workload(files, format=format, columns=columns, block_size=block_size, tokenizer=tokenizer))
 
     @classmethod
-    @plain_errors()
     @checked
     def synth(cls, name: str = "synthetic", **settings: Any) -> Self:
         """Generate a workload; the same settings give the same one.
@@ -64,7 +61,6 @@ class Workload(workloads.Workload):
         return cls(name, config.block_size, synthesize(config))
 
     @classmethod
-    @plain_errors()
     @checked
     def from_frame(
         cls,
@@ -99,7 +95,6 @@ class Workload(workloads.Workload):
         texts = {field: str(name) for field, name in names.items()}
         return cls._of(formats.read_frame(frame, texts, title=name, block_size=block_size))
 
-    @plain_errors()
     @checked
     def write(self, path: str | Path, format: str = formats.DEFAULT) -> None:
         """Write it to a new file, compressed if its name ends in .gz.

@@ -273,6 +273,12 @@ class Findings:
 
         return sorted(tried, key=order)
 
+    @property
+    def judged(self) -> list[Point]:
+        """The point that the answer is about: the best or, if none meets the limits, the nearest; empty if none is known whole."""
+        chosen = self.nearest()[:1] if self.best is None else [self.best]
+        return [point for one in chosen if isinstance(point := self.known(one), Point)]
+
     def _unfinished(self) -> str:
         """Say what an interrupt left undone."""
         if self.load not in self.finished:

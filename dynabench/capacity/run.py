@@ -40,6 +40,7 @@ from reports.capacity.answer import SCHEMA, Alternative, AtLoad, Held, PlanAnswe
 from reports.figures.metrics import Goodput
 from reports.figures.outcomes import of_requests
 from reports.sweep.points import AnyPoint, Point
+from reports.sweep.verdict import too_little
 
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared if none is given; the search itself uses the first."""
@@ -289,12 +290,13 @@ class _Planner:
         layouts = self._found.ranked()
         verdict = self._found.verdict(is_complete=self.is_complete, is_examined=bool(self._sureness))
         verdict += f" {self._held}" * (self._held is not None) + capacity.doubt(self._sureness, self._held)
+        judged = self._found.judged
         return PlanAnswer(
             schema=SCHEMA,
             title=manifest["title"].partition(":")[0],
             subtitle=f"{self._settings.load.of(workload)}; {manifest['step_times'] or ''}",
             is_complete=self.is_complete,
-            verdict=f"{verdict} {capacity.sizes_told(layouts)}".strip(),
+            verdict=f"{verdict} {capacity.sizes_told(layouts)}".strip() + too_little(judged),
             limits=self._limits(),
             layouts=layouts,
             loads=[self._at_load(at) for at in self._config.multiples if at in self._searches] if best else [],
@@ -302,6 +304,7 @@ class _Planner:
             caching=self._caching,
             sureness=self._sureness,
             held=self._held,
+            too_little=[text for point in judged for text in point.too_little],
             commands=self._commands(chosen[0]) if chosen else [],
             simulated=self._points.num_asked,
             wall_s=time.perf_counter() - self._started,

@@ -10,7 +10,6 @@ from dynabench.cli.groups import FLAT, DeploymentFile, Load, Output, OutputConfi
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.fidelity.settings import AuditConfig
 from foundation.exit_codes import DONE, NOT_GOOD
-from foundation.text import printable
 from serving.cli.command_line import flat
 from workloads.pacing import LoadConfig
 from workloads.shape import ShapeConfig
@@ -74,8 +73,9 @@ def audit(
     if output.json:
         output.document(None, as_json(found))
     else:
+        console = output.terminal()
         for line in lines(found):
-            print(printable(line))
+            console.item(line, indent="    ")
     return DONE if found.difference is None else NOT_GOOD
 
 

@@ -1,14 +1,12 @@
 """`dynabench doctor`."""
 
 import json
-import textwrap
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from foundation.text import printable
+from dynabench.terminal import Terminal
 
-WIDTH = 80
 COLUMNS = "{:<9}{:<12}"
 HANGING = " " * len(COLUMNS.format("", ""))
 
@@ -29,19 +27,15 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative=())] = 
     if as_json:
         print(json.dumps({"checks": [check._asdict() for check in found], "next": steps}, indent=2))
     else:
+        console = Terminal()
         for check in found:
-            line = COLUMNS.format(check.state, check.name) + printable(check.found)
-            advice = printable(check.advice)
-            if advice and len(line) + len(advice) + 3 <= WIDTH:
+            line, advice = COLUMNS.format(check.state, check.name) + check.found, check.advice
+            if advice and len(line) + len(advice) + 3 <= console.width:
                 line, advice = f"{line} ({advice})", ""
-            _print(line)
+            console.say(line, indent=HANGING)
             if advice:
-                _print(HANGING + advice)
-        print("\nNext:")
+                console.say(HANGING + advice, indent=HANGING)
+        console.say("\nNext:")
         for step in steps:
-            _print(f"  {printable(step)}")
+            console.say(f"  {step}", indent=HANGING)
     return int(any(check.state == "broken" for check in found))
-
-
-def _print(line: str) -> None:
-    print("\n".join(textwrap.wrap(line, WIDTH, subsequent_indent=HANGING, break_on_hyphens=False)))

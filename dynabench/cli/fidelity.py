@@ -186,7 +186,7 @@ def validate(
     if config.contribute is not None:
         count = len(found.points)
         rows = f"{count} row{'s' * (count > 1)}" if count else "nothing, because the runs are not valid"
-        console.print(f"added to {config.contribute}: {rows}", soft_wrap=True)
+        console.verbatim(f"added to {config.contribute}: {rows}")
     return 1 if found.failures or found.notes else 0
 
 
@@ -195,18 +195,18 @@ def _show(found: "Validation", console: Terminal) -> None:
     from reports.tables.fidelity import distances, fidelity_grid
 
     for note in found.notes:
-        console.print(f"not valid: {note}", style="red", soft_wrap=True)
+        console.item(f"not valid: {note}", style="red")
     for arm, part in found.fidelity.arms.items():
         for table in fidelity_grid(arm, part).tables(console.width):
             console.print(table)
-        console.print(distances(part))
+        console.say(distances(part))
     for name, best in found.fidelity.best.items():
         agree = "as in" if best.real == best.simulated else "but"
         doubt = "" if best.is_clear else " (by less than real runs differ from each other)"
-        console.print(f"lowest {name}: {best.simulated} simulated, {agree} {best.real} real{doubt}")
+        console.item(f"lowest {name}: {best.simulated} simulated, {agree} {best.real} real{doubt}")
     for failure in found.failures:
-        console.print(f"failed: {failure}", soft_wrap=True)
-    console.print(f"report: {found.folder / 'report.html'}", soft_wrap=True)
+        console.item(f"failed: {failure}")
+    console.verbatim(f"report: {found.folder / 'report.html'}")
 
 
 def _validate_steps(path: Path, timing: TimingConfig, version: EngineVersion | None) -> int:

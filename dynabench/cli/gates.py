@@ -151,14 +151,14 @@ def finish(
         text = junit.document(title, [*checks, *results], created=now().isoformat(), wall_s=wall_s)
         config.junit.absolute().parent.mkdir(parents=True, exist_ok=True)
         replace_text(config.junit, text)
-        console.print(f"junit: {config.junit}", soft_wrap=True)
+        console.verbatim(f"junit: {config.junit}")
     return NOT_GOOD if any(result.state == "failed" for result in [*checks, *results]) else DONE
 
 
 def print_results(results: Sequence[GateResult], console: Terminal) -> None:
     """Print the result of each gate."""
     for result in results:
-        console.say(f"{result.state}: {result.text}", style={"failed": "red"}.get(result.state))
+        console.item(f"{result.state}: {result.text}", style={"failed": "red"}.get(result.state))
 
 
 def gates_as_json(results: Sequence[GateResult]) -> dict[str, Any]:

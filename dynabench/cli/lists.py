@@ -24,19 +24,19 @@ def modes() -> None:
     """List the router modes, and what can be added to them."""
     console = Terminal()
     flags = " ".join(f"--router-mode {mode}" for mode in FIRST)
-    console.print(f"Try first: dynabench simulate TRACE {flags}", soft_wrap=True)
+    console.verbatim(f"Try first: dynabench simulate TRACE {flags}")
     console.say(f"{REASON}\n")
     for name, kind in ROUTER_MODES.items():
         console.entry(name, f"{kind.description} Herds." if kind.herds else kind.description)
     console.say(f"\n{HERDS}")
-    console.print("\nThe lowest cost wins. For the prompt and for each worker, the formulas use:")
+    console.say("\nThe lowest cost wins. For the prompt and for each worker, the formulas use:")
     for name, text in SYMBOLS.items():
         console.entry(name, text)
-    console.print("\nIn other routers, these modes are (the others exist only in dynabench):")
+    console.say("\nIn other routers, these modes are (the others exist only in dynabench):")
     for name in ROUTER_MODES:
         if where := name_elsewhere(name):
             console.entry(name, where)
-    console.print("\nAdd these with +, as in lmetric+eps(5):")
+    console.say("\nAdd these with +, as in lmetric+eps(5):")
     for text in ADDITIONS.values():
         name, _, effect = text.partition(": ")
         console.entry(name, effect)

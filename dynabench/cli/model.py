@@ -62,14 +62,14 @@ def model(
         print(json.dumps(found | more, indent=2))
         return
     console = Terminal()
-    console.say(f"{printable(name)}: {summary(shape, timing.kv_dtype)}")
+    console.item(f"{printable(name)}: {summary(shape, timing.kv_dtype)}")
     for label, text in _lines(found, room):
-        console.say(f"  {label:14} {text}")
+        console.entry(f"  {label}", text, width=16)
     if error:
-        console.fact(f"  {'model error':14} {error}", indent=" " * 17)
+        console.say(f"  {'model error':14} {error}", indent=" " * 17)
     if costs is not None:
         console.say("Costs of its steps, for a router that predicts times (marginal-all and others):")
-        console.print(f"  {costs.flags}", soft_wrap=True)
+        console.verbatim(f"  {costs.flags}")
     for note in notes:
         console.say(f"Note: {note}.")
 

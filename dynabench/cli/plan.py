@@ -113,7 +113,7 @@ def plan(
             raise UserError(f"fail_if '{cost}' needs the price of a GPU; use --price, or limit gpus")
         settings = Settings(flags.described({setting_of(text) for text in experiment.vary}), shape, load)
         out, answer = run_plan(workload, config, experiment, settings, console=console, show=show)
-    console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+    console.verbatim(f"report: {out / 'report.html'}")
     check = check_of_plan(answer)
     wall_s = {check.arm: answer.wall_s}
     code = finish(gate_config, answer.title, [check], of_plan(answer, gates), wall_s=wall_s, console=console)

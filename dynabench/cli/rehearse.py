@@ -37,7 +37,8 @@ def rehearse(
         output: What to print.
         flags: What describes the deployment.
     """
-    from dynabench.rehearsal.all_seeds import lines, read, replay, run_rehearsal
+    from dynabench.rehearsal.all_seeds import lines, replay, run_rehearsal
+    from dynabench.rehearsal.files import read
     from dynabench.rehearsal.logs import show_logs
     from dynabench.rehearsal.picture import picture_of
     from dynabench.rehearsal.run import started
@@ -56,13 +57,13 @@ def rehearse(
                 started(described, rehearsal.own_engine)
             show_logs()
             for fault in rehearsal.faults:
-                console.say(str(fault))
+                console.item(str(fault))
             outcome = replay(described, rehearsal, config.replay)
         for violation in outcome.violations:
-            console.say(str(violation), style="red")
+            console.item(str(violation), style="red")
         count = len(outcome.violations)
         console.say(f"digest {outcome.digest}, {count} violation{'s' * (count != 1)}")
-        console.say(f"picture: {picture_of(config.replay)}")
+        console.verbatim(f"picture: {picture_of(config.replay)}")
         return NOT_GOOD if outcome.violations else DONE
     with plain_errors():
         if deployment is not None and deployment.suffix != ".json" and is_named_like_a_trace(deployment):
@@ -73,7 +74,7 @@ def rehearse(
         described = flags.deployment(deployment)
     found = run_rehearsal(described, workload, config, console=console)
     for line in lines(found):
-        console.print(line, soft_wrap=True)
+        console.say(line)
     if output.json:
         failed = sorted(found.failed, key=lambda each: each.seed)
         seeds = {each.seed: [str(violation) for violation in each.violations] for each in failed}

@@ -56,7 +56,7 @@ def report(
     print_summary(manifest, summary, console, is_whole=output.all_metrics)
     if metrics_like is not None:
         print_like(results, metrics_like, console)
-    console.print(f"report: {results / 'report.html'}", soft_wrap=True)
+    console.verbatim(f"report: {results / 'report.html'}")
     output.document(results, summary.as_json())
 
 
@@ -110,7 +110,7 @@ def finish_runs(
     if metrics_like is not None and out is not None:
         print_like(out, metrics_like, console)
     if out is not None:
-        console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+        console.verbatim(f"report: {out / 'report.html'}")
     output.document(out, summary.as_json() | gates_as_json(found))
     checks, wall_s = checks_of(summary), wall_s_of(manifest)
     return finish(gate_config, manifest["title"], checks, found, wall_s=wall_s, console=console)
@@ -141,7 +141,7 @@ def _compare_theirs(results: list[Path], out: Path | None, gate_config: GateConf
 def print_theirs(found: Mapping[str, theirs.Measured], summary: Summary, console: Terminal, *, is_whole: bool) -> None:
     """Print runs of several tools, and what is not known of them."""
     for note in headline.notes(summary):
-        console.say(f"not valid: {note}", style="red")
+        console.item(f"not valid: {note}", style="red")
     for table in their_table.grid(found, is_whole=is_whole).tables(console.width, key_of(list(found))):
         console.print(table)
     for line in (summary.verdict, *their_table.remarks(found)):
@@ -167,7 +167,7 @@ def finish_sweep(result: SweepResult, gate_config: GateConfig, output: OutputCon
     print_sweep(manifest, sweep, console, is_whole=output.all_metrics)
     print_results(found, console)
     if out is not None:
-        console.print(f"report: {out / 'report.html'}", soft_wrap=True)
+        console.verbatim(f"report: {out / 'report.html'}")
     content = (
         {"summary": msgspec.to_builtins(sweep)}
         if is_merged or out is None

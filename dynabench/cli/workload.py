@@ -108,7 +108,7 @@ def inspect(
             text = f"{value:.1%}"
         else:
             text = f"{value:,.2f}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else value
-        console.print(f"{label:26} {text}", soft_wrap=True)
+        console.entry(label, str(text), width=26)
     for hint in hints:
         console.say(hint)
 
@@ -176,7 +176,7 @@ def convert(
     if lost:
         after = read_workload([out], format=to, block_size=trace_block_size, tokenizer=tokenizer)
     if before.notes:
-        print(f"{'notes':26} {'; '.join(before.notes)}")
+        Terminal().entry("notes", "; ".join(before.notes), width=26)
     _print_sharing(describe_workload(before), describe_workload(after), out, lost)
 
 
@@ -245,10 +245,11 @@ def synth(
     if lost := formats.lost(workload, to):
         raise WorkloadError(f"{to} would lose {', '.join(lost)}; leave out --to, or choose another format")
     write_workload(workload, out, to)
-    print(f"{out}: {len(workload):,} requests; {lengths_of(workload)}")
+    console = Terminal()
+    console.item(f"{out}: {len(workload):,} requests; {lengths_of(workload)}")
     if spec is None and config.prefix_blocks:
         prefix = config.prefix_blocks * config.block_size
-        print(
+        console.say(
             f"each prompt begins with one of {config.prefix_groups} shared prefixes of {prefix:,} tokens, on top of --isl"
         )
 

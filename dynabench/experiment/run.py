@@ -80,7 +80,7 @@ def run_experiment(
         arms, impossible = _possible(arms, source)
         left_out += impossible
     for reason in left_out:
-        console.say(f"left out: {reason}")
+        console.item(f"left out: {reason}")
     workload = source(arms[0].settings.shape)
     wanted = runs_of(arms, experiment.repeats, experiment.seed)
     carry_out = _simulate_all if clock == "virtual" else _measure_all

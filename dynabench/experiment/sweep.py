@@ -82,7 +82,7 @@ def run_sweep(
     out = experiment.out or Path("results") / f"sweep-{identity.key}"
     store = PointStore(out, identity, "sweep")
     for reason in left_out:
-        console.say(f"left out: {reason}")
+        console.item(f"left out: {reason}")
     source = source_of(given, experiment)
     workload = source(arms[0].settings.shape)
     if config.find is not None:
@@ -161,7 +161,7 @@ def _grid(work: _Work, arms: list[Arm], console: Terminal) -> bool:
     """Simulate the missing points; return whether all points are known now."""
     todo = [arm for arm in arms if work.store.known(arm) is None]
     if len(todo) < len(arms):
-        console.print(f"{len(arms) - len(todo)} of {len(arms)} points are already simulated")
+        console.say(f"{len(arms) - len(todo)} of {len(arms)} points are already simulated")
     with contextlib.suppress(InterruptError), Display("sweeping", "points", work.interrupt, console):
         return _simulate(work, todo)
     return False

@@ -138,7 +138,7 @@ async def _drive(model: str, config: CalibrateConfig, base: Path, console: Termi
         sent: list[SentProbe] = []
         for turn in range(ROUNDS):  # repeat each probe, so that drift of the machine favours none
             for number, probe in enumerate(plan):
-                console.print(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}")
+                console.say(f"{turn * len(plan) + number + 1}/{ROUNDS * len(plan)} {probe.name}")
                 count = probe.concurrency + 1
                 if turn:
                     before = sent[number]

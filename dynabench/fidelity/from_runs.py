@@ -132,12 +132,12 @@ def fit_runs(
             fitting = Fitting(chosen, engine, workers, Path(folder))
             return fitting, fit(fitting.residuals, _start(chosen))
 
-        console.print(f"fitting {len(UNITS)} coefficients to {listed([load.name for load in loads])}", soft_wrap=True)
+        console.say(f"fitting {len(UNITS)} coefficients to {listed([load.name for load in loads])}")
         fitting, values = fitted(loads)
         errors = fitting.errors(values)
         held_out = []
         for level in levels[1:-1]:  # those at the ends would be extrapolated to
-            console.print(f"held out: {listed([load.name for load in level])}", soft_wrap=True)
+            console.say(f"held out: {listed([load.name for load in level])}")
             _, without = fitted([load for load in loads if load not in level])
             held_out += Fitting(level, engine, workers, Path(folder)).errors(without)
     found = contents(values, engine, workers) | {

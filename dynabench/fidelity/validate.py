@@ -95,12 +95,12 @@ def run_validation(
         reported = next((log.engine for found in logs.values() for log in found), {})
         settings = like(settings, reported)
         if warning := mode_mismatch(settings):
-            console.print(warning, soft_wrap=True)
+            console.say(warning)
     else:
         settings = as_calibrated(settings)
         workload, measured = _past(config.real, files, experiment, settings)
         if workload.notes:
-            console.print("; ".join(workload.notes), soft_wrap=True)
+            console.say("; ".join(workload.notes))
     compared = {
         mode: _simulated(mode, runs, logs.get(mode), settings, workload, experiment.seed)
         for mode, runs in measured.items()

@@ -55,13 +55,13 @@ def run_selftest(config: SelftestConfig, console: Terminal) -> int:
     if came != wanted:
         bad.append(f"{came:,} of {wanted:,} tokens were counted")
     together = sent.facts["tokens_together"] / max(sent.facts["tokens"], 1)
-    console.print(
+    console.say(
         f"{len(sent.requests):,} requests, {came:,} of {wanted:,} tokens; client CPU {sent.facts['cpu_share']:.0%} "
         "of a core; "
-        f"{together:.1%} of the tokens arrived in one read with others",
+        f"{together:.1%} of the tokens arrived in one read with others"
     )
     for problem in bad:
-        console.print(f"failed: {problem}")
+        console.item(f"failed: {problem}")
     return 1 if bad else 0
 
 

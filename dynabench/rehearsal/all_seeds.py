@@ -1,20 +1,18 @@
 """Many rehearsals, one for each seed; those that fail are made smaller, and written to files that replay them."""
 
 import contextlib
-import os
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from dynabench.deployment.description import Deployment
 from dynabench.deployment.engines import are_answered, check_fits, refuse_encoders, refuse_idle_settings
-from dynabench.deployment.file import as_plain, from_plain
-from dynabench.experiment.parallel import in_parallel
+from dynabench.experiment.parallel import Call, in_parallel
 from dynabench.experiment.processes import KilledError
 from dynabench.experiment.settings import ExperimentConfig
 from dynabench.experiment.source import Given, source_of
@@ -25,6 +23,7 @@ from dynabench.rehearsal.clients.limits import NO_LIMITS, Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.draw import draw, idle_kinds
 from dynabench.rehearsal.faults.fault import Level
+from dynabench.rehearsal.files import write
 from dynabench.rehearsal.news import Item, News, Teller
 from dynabench.rehearsal.picture import picture_of, write_picture
 from dynabench.rehearsal.run import Outcome, Rehearsal, rehearse, started
@@ -36,13 +35,12 @@ from dynabench.rehearsal.stage.story import Story
 from dynabench.rehearsal.virtual_time.loop import unheard
 from dynabench.terminal import Terminal
 from foundation.errors import UserError, plain_errors
-from foundation.files import replace_text
 from foundation.own_code import base_and_additions, file_of, is_own
+from foundation.text import listed
 from mocker.timing.choose import resolve
 from workloads import Workload, WorkloadError
 from workloads.shape import ShapeConfig
 
-SCHEMA = "dynabench.rehearsal/1"
 BEGUN = 1e-6
 """The share of a call that has begun."""
 
@@ -192,6 +190,11 @@ def _rehearse_seed(
     return outcome, failed
 
 
+def _written(plan: Plan, rehearsal: Rehearsal, outcome: Outcome, out: Path, story: Story) -> Failed:
+    file = write(out, plan.deployment, rehearsal, outcome, story)
+    return Failed(rehearsal.seed, outcome.violations, file, picture_of(file), rehearsal)
+
+
 def _of(outcome: Outcome) -> tuple[str, list[str], int]:
     """Return what must be the same each time."""
     return outcome.digest, outcome.happened, outcome.num_requests
@@ -217,16 +220,15 @@ def run_rehearsal(
         with Display("rehearsing", "seeds", interrupt, console) as display:
 
             def see(seed: int, violation: Violation) -> None:
-                console.say(f"seed {seed}: {violation}")
+                console.item(f"seed {seed}: {violation}")
                 console.say("  leaving out faults and requests, as long as it fails in the same way", style="yellow")
 
             def try_smaller(seed: int, least: str, number: int) -> None:
                 display.what = f"seed {seed} fails with {least}; try {number} of at most {MOST_TRIES}; rehearsed"
 
             def see_written(failed: Failed) -> None:
-                console.say(
-                    f"seed {failed.seed} fails with {size(failed.smaller)}:\n  {failed.file}\n  {failed.picture}"
-                )
+                console.say(f"seed {failed.seed} fails with {size(failed.smaller)}:")
+                console.verbatim(f"  {failed.file}\n  {failed.picture}")
                 display.what = "rehearsing"
 
             found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
@@ -272,12 +274,12 @@ def rehearse_all(
     """
     found, seeds = Found(0, 0, 0, 0.0, Counter(), []), config.numbers
     call, again = partial(_rehearse_seed, is_twice=False), partial(_rehearse_seed, is_twice=bool(_own_code(plan)))
-    try:
-        with News(on_violations, on_try) as news:
-            calls = [
-                (again if seed == seeds[0] else call, (plan, seed, config.out, news.teller, interrupt.flag))
-                for seed in seeds
-            ]
+    with News(on_violations, on_try) as news:
+        calls = [
+            (again if seed == seeds[0] else call, (plan, seed, config.out, news.teller, interrupt.flag))
+            for seed in seeds
+        ]
+        try:
             for _, (outcome, failed) in in_parallel(calls, config.jobs, interrupt=interrupt, is_apart=True):
                 if failed is not None:
                     news.hear()
@@ -290,13 +292,26 @@ def rehearse_all(
                     num_failed_requests=found.num_failed_requests + outcome.num_failed,
                     virtual_s=found.virtual_s + outcome.virtual_s,
                 )
-    except KilledError as error:
-        under_way = [str(seed) for seed, share in zip(seeds, interrupt.shares.each(), strict=False) if 0 < share < 1]
-        raise UserError(
-            f"the process that rehearsed seed {' or '.join(under_way)} ended{_own_code(plan)}; if memory ran out, use fewer "
-            "--jobs"
-        ) from error
+        except KilledError as error:
+            begun = {seed: calls[place] for place, seed in enumerate(seeds) if 0 < interrupt.shares.each()[place] < 1}
+            raise UserError(f"{_killed(begun)}{_own_code(plan)}; if memory ran out, use fewer --jobs") from error
     return found
+
+
+def _killed(begun: Mapping[int, Call]) -> str:
+    """Say which seed ended its process: of several that were under way, the first that does it alone, too."""
+    if len(begun) < 2:
+        return f"the process that rehearsed seed {listed([*map(str, begun)])} ended"
+    for seed, call in begun.items():
+        try:
+            with Interrupt() as interrupt:
+                list(in_parallel([call], 1, interrupt=interrupt, is_apart=True))
+        except KilledError:
+            return f"the process that rehearsed seed {seed} ended, and again when it rehearsed that seed alone"
+        if interrupt.is_asked:
+            raise InterruptError
+    seeds = listed([*map(str, begun)], "or")
+    return f"a process that rehearsed seed {seeds} ended, but none did when each of these seeds was rehearsed alone"
 
 
 def _own_code(plan: Plan) -> str:
@@ -306,74 +321,6 @@ def _own_code(plan: Plan) -> str:
     files = [file_of(base_and_additions(name)[0]) for name in named if is_own(base_and_additions(name)[0])]
     files += [plan.own_engine.partition(":")[2]] * bool(plan.own_engine)
     return f"; it ran {', '.join(dict.fromkeys(files))}" * bool(files)
-
-
-def _written(plan: Plan, rehearsal: Rehearsal, outcome: Outcome, out: Path, story: Story) -> Failed:
-    """Write a rehearsal that failed, and its picture."""
-    file = out / f"seed-{rehearsal.seed}.json"
-    out.mkdir(parents=True, exist_ok=True)
-    kind, _, own = rehearsal.own_engine.partition(":")
-    engine = f"{kind}:{os.path.relpath(Path(own).expanduser(), out)}" if own else ""
-    content: dict[str, Any] = {
-        "schema": SCHEMA,
-        "violations": [str(violation) for violation in outcome.violations],
-        "deployment": _renamed(as_plain(plan.deployment), lambda name: os.path.relpath(name, out)),
-        "rehearsal": msgspec.to_builtins(msgspec.structs.replace(rehearsal, own_engine=engine)),
-    }
-    replace_text(file, msgspec.json.format(msgspec.json.encode(content)).decode() + "\n")
-    write_picture(file, plan.deployment, outcome, story)
-    return Failed(rehearsal.seed, outcome.violations, file, picture_of(file), rehearsal)
-
-
-def read(file: Path) -> tuple[Deployment, Rehearsal]:
-    """Read a rehearsal that was written; the files of the user's that it names are relative to its folder.
-
-    Raises:
-        UserError: it is something else, or a file that it names is not there.
-    """
-    try:
-        content = msgspec.json.decode(file.read_bytes())
-        if not isinstance(content, dict) or "schema" not in content:
-            raise ValueError("expected an object with a schema, as `dynabench rehearse` writes it")
-        if content["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {content['schema']!r}; expected {SCHEMA!r}")
-        plain = _renamed(content["deployment"], lambda name: _found(name, file))
-        rehearsal = msgspec.convert(content["rehearsal"], Rehearsal)
-        kind, _, own = rehearsal.own_engine.partition(":")
-        if own:
-            rehearsal = msgspec.structs.replace(rehearsal, own_engine=f"{kind}:{_found(own, file)}")
-        return from_plain(plain), rehearsal
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
-    except KeyError as error:
-        raise UserError(f"{file} is no rehearsal: it has no {error}") from error
-    except (msgspec.DecodeError, msgspec.ValidationError, AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{file} is no rehearsal: {error}") from error
-
-
-def _found(name: str, file: Path) -> str:
-    """Return a file of the user's that a rehearsal names, as it is from here.
-
-    Raises:
-        UserError: it is not there.
-    """
-    path = file.parent / file_of(name)
-    if not path.is_file():
-        raise UserError(f"{file} needs {file_of(name)}, and there is no {path}; put it there, or beside where it was")
-    return os.path.relpath(path) + name[len(file_of(name)) :]
-
-
-def _renamed(plain: Any, rename: Callable[[str], str]) -> Any:
-    """Rename the files of the user's in a plain deployment."""
-    match plain:
-        case dict():
-            return {name: _renamed(value, rename) for name, value in plain.items()}
-        case list() | tuple():
-            return [_renamed(value, rename) for value in plain]
-        case str():
-            base, _ = base_and_additions(plain)
-            return rename(base) + plain[len(base) :] if is_own(base) else plain
-    return plain
 
 
 def replay(

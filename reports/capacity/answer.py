@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from reports.figures.cells import milliseconds
-from reports.figures.outcomes import STEADY_QUEUE, STEADY_QUEUE_TOLD, Outcome, State, binding, percent, subject
+from reports.figures.outcomes import STEADY_QUEUE, Outcome, State, binding, percent, steady_queue_told, subject
 from reports.figures.tier_sizes import NEAR, Sized, enough, is_size
 from reports.key import Key, key_of
 from reports.tables.grid import Grid
@@ -174,6 +174,8 @@ class PlanAnswer(msgspec.Struct, frozen=True):
     wall_s: float
     held: Held | None = None
     """The load that the best layout takes; None if that was not tried."""
+    too_little: list[str] = []
+    """What the simulation of the best layout, or of the nearest one, is too short for."""
     notes: list[str] = []
     """Other things a reader should know."""
     head: dict[str, str] = {}
@@ -246,8 +248,7 @@ def _ranking(answer: PlanAnswer, shown: list[Ranked], *, left: int, bounded: lis
         notes.append(f"<= {bound}: fewer than {bound} may be enough; they were not tried, because others are cheaper.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
-    if any(outcome.limit == STEADY_QUEUE for layout in shown for outcome in layout.outcomes):
-        notes.append(f"{STEADY_QUEUE_TOLD}.")
+    notes += steady_queue_told(cells for _, cells in lines)
     if left:
         notes.append(f"{left} more in plan.json.")
     notes += _bounds(bounded)
@@ -325,9 +326,9 @@ def in_short(answer: PlanAnswer) -> str:
         return ""
     workers = _workers(best.workers, best.prefill_workers)
     found = f"{best.gpus} GPU{'s' * (best.gpus != 1)} ({best.name}; workers: {workers}) meet{'s' * (best.gpus == 1)} every limit"
-    if not answer.sureness:
+    if not answer.sureness and not answer.too_little:
         return f"{found}. How sure that is was not examined."
-    if reasons := _doubts(answer.sureness, answer.held):
+    if reasons := [*answer.too_little, *_doubts(answer.sureness, answer.held)]:
         return f"{found}. Not certain: {reasons[0]}."
     chances = [sure.chance for sure in answer.sureness if sure.chance is not None]
     if len(chances) < len(answer.sureness):

@@ -202,10 +202,16 @@ def binding(outcomes: Iterable[Outcome]) -> Outcome | None:
 
 STEADY_QUEUE = "steady queue"
 """The limit that a run has in addition to those that are set."""
-STEADY_QUEUE_TOLD = (
-    "steady queue: requests must not arrive faster than they are answered, or more and more of them wait"
-)
-"""What it means, beside the places where it is named."""
+
+
+def steady_queue_told(rows: Iterable[Iterable[str]]) -> list[str]:
+    """Say what a steady queue is, and the way out, beside a table whose rows name it; empty if none does."""
+    if not any(STEADY_QUEUE in cell for cells in rows for cell in cells):
+        return []
+    return [
+        f"{STEADY_QUEUE}: requests arrived faster than they were answered, so more and more of them waited; use more workers, "
+        "or a lower rate (--rate-scale)."
+    ]
 
 
 def subject(limit: str) -> str:

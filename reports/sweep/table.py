@@ -12,7 +12,7 @@ from rich.table import Table
 from foundation.settings import short_value
 from reports.figures.cells import milliseconds, number, share
 from reports.figures.fleet import hours
-from reports.figures.outcomes import Outcome, binding, percent, subject
+from reports.figures.outcomes import Outcome, binding, percent, steady_queue_told, subject
 from reports.figures.slo import parse_slo
 from reports.figures.split import LABELS as PARTS
 from reports.foreign import csv_cell
@@ -51,6 +51,7 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         made["verdict"] += (
             f" ~: the 95% interval includes the limit, so more {'time' if _is_bench(manifest) else 'repeats'} could change the result."
         )
+    made["verdict"] = " ".join(filter(None, [made["verdict"], *steady_queue_told(made["rows"])]))
     if untried := manifest["sweep"].get("untried"):
         made["verdict"] += f" There was no time left for {', '.join(untried)} (--within-s)."
     if not is_complete:

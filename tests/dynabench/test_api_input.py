@@ -213,6 +213,23 @@ def test_copies_know_whether_the_gpus_of_a_worker_were_chosen(same, model, gpus)
     assert same(db.Deployment(model=model, gpu="h100", tensor_parallel_size=gpus)).chooses("tensor_parallel_size")
 
 
+def test_a_file_names_the_gpus_of_a_worker_only_if_its_writer_chose_them(tmp_path):
+    model = {"model": "meta-llama/Llama-3.1-70B", "gpu": "h100"}
+    given = db.Deployment(**model)
+    given.to_yaml(tmp_path / "given.yaml")
+    again = db.Deployment.from_yaml(tmp_path / "given.yaml")
+    assert again == given == db.Deployment.from_yaml(given.to_yaml())
+    assert again.pools[0].tensor_parallel_size == 4
+    assert not again.chooses("tensor_parallel_size")
+    assert again.to_yaml() == given.to_yaml()
+    for size in (4, 8):
+        assert db.Deployment.from_yaml(db.Deployment(**model, tensor_parallel_size=size).to_yaml()).chooses(
+            "tensor_parallel_size"
+        )
+    edited = given.to_yaml().replace("tensor_parallel_size: 4", "tensor_parallel_size: 8")
+    assert db.Deployment.from_yaml(edited).chooses("tensor_parallel_size")
+
+
 @pytest.mark.parametrize(("gpus", "is_chosen"), [(4, False), (8, True)])
 def test_with_other_pools_gpus_that_the_model_needs_are_not_chosen(gpus, is_chosen):
     fleet = db.Deployment(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parallel_size=gpus)

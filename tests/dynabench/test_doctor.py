@@ -27,7 +27,7 @@ def doctor(*, cwd, code=0, **environment):
 def test_without_servers_all_is_well_and_the_lines_fit(tmp_path):
     done = dynabench("doctor", cwd=tmp_path, env=ALONE)
     assert (done.returncode, done.stderr) == (0, "")
-    assert max(map(len, done.stdout.splitlines())) <= 80
+    assert max(len(line) for line in done.stdout.splitlines() if str(tmp_path) not in line) <= 80
     assert f"ok       dynabench   {metadata.version(DISTRIBUTION)} on Python 3." in done.stdout
     assert "dynabench simulate" in done.stdout.partition("Next:")[2]
 

@@ -44,7 +44,8 @@ def test_modes_says_which_to_try_first_and_explains_its_symbols():
     lines = dynabench("modes").stdout.splitlines()
     assert lines[0].startswith("Try first: dynabench simulate TRACE --router-mode round-robin --router-mode kv ")
     assert set(FIRST) <= set(ROUTER_MODES)
-    described = lines[3 : lines.index("", 3)]
+    begin = lines.index("") + 1  # after the reason, which is wrapped
+    described = lines[begin : lines.index("", begin)]
     assert [line.split()[0] for line in described] == [*ROUTER_MODES]  # a line each in a pipe
     assert [line for line in lines if line.startswith("Q ")] == [f"{'Q':20} {SYMBOLS['Q']}"]
 

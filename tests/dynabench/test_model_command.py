@@ -57,7 +57,10 @@ def test_the_head_of_a_run_says_what_was_understood(tmp_path):
     flags = ["--model", "openai/gpt-oss-120b", "--gpu", "h200", "--max-requests", 5, "--router-mode", "kv"]
     done = dynabench("simulate", *flags, "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "Model: openai/gpt-oss-120b: 116.8 B parameters, 5.7 B active; 18 of 36 layers keep KV" in done.stdout
+    assert (
+        "Model: openai/gpt-oss-120b: 116.8 B parameters, 5.7 B active; 18 of 36 layers keep KV"
+        in done.stdout.replace("\n", " ")
+    )
     assert "KV groups: 1 sliding_window (128), 1 full_attention, of up to 18 layers; " in done.stdout.replace("\n", " ")
     assert "Approximated" not in done.stdout
     page = (tmp_path / "out" / "report.html").read_text()

@@ -16,7 +16,6 @@ from dynabench.rehearsal.all_seeds import (
     carry_out,
     check_workload,
     lines,
-    read,
     refused,
     rehearse_all,
     replay,
@@ -27,6 +26,7 @@ from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.clients.limits import Limits
 from dynabench.rehearsal.clients.questions import generated, taken
 from dynabench.rehearsal.faults.fault import Fault, Kind
+from dynabench.rehearsal.files import read
 from dynabench.rehearsal.news import Item, News
 from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.settings import RehearseConfig

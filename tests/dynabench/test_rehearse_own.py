@@ -10,9 +10,11 @@ import pytest
 
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.interrupt import InterruptError
-from dynabench.rehearsal.all_seeds import Plan, read, replay
+from dynabench.rehearsal.all_seeds import Plan, replay
+from dynabench.rehearsal.all_seeds import _killed as killed
 from dynabench.rehearsal.clients.client import Question
 from dynabench.rehearsal.faults.fault import Fault
+from dynabench.rehearsal.files import read
 from dynabench.rehearsal.run import Rehearsal, rehearse, started
 from dynabench.rehearsal.stage.own import check_own
 from dynabench.rehearsal.virtual_time import watch
@@ -143,6 +145,22 @@ def test_a_mode_that_cannot_be_rehearsed_is_refused_in_one_line(tmp_path, line, 
     assert done.returncode == 2
     assert said in last
     assert [line for line in before if "rehearsing:" not in line] == []
+
+
+def test_of_several_rehearsals_under_way_the_one_that_ends_its_process_is_named(tmp_path):
+    (tmp_path / "my_mode.py").write_text(MODE.format(line="os.kill(os.getpid(), 9)"))
+    words = ("--router-mode", "my_mode.py", "--workers", "2", "--requests", "5", "--seeds", "4..6", "--jobs", "2")
+    done = dynabench("rehearse", *words, "--out", "x", cwd=tmp_path)
+    said = "the process that rehearsed seed 4 ended, and again when it rehearsed that seed alone; it ran my_mode.py"
+    assert (done.returncode, said in done.stderr.splitlines()[-1]) == (2, True)
+
+
+def test_a_seed_ends_its_process_only_if_it_does_so_alone():
+    lives, ends = (str, ()), (os._exit, (3,))
+    alone = "the process that rehearsed seed 7 ended, and again when it rehearsed that seed alone"
+    assert killed({3: lives, 7: ends, 8: ends}) == alone
+    none = "a process that rehearsed seed 3 or 7 ended, but none did when each of these seeds was rehearsed alone"
+    assert killed({3: lives, 7: lives}) == none
 
 
 def test_a_mode_may_use_random_numbers_and_clocks(tmp_path):

@@ -9,6 +9,7 @@ import pytest
 from rich.color import Color, ColorSystem
 
 from reports.key import key_of
+from tests.support.commands import dynabench
 from tests.support.waiting import PATIENCE_S
 
 SMALL = ("--max-requests", "60", "--workers", "2", "--rate-scale", "4")
@@ -64,6 +65,20 @@ def test_a_comparison_has_the_key_of_its_report(tmp_path, names, columns):
     assert list(seen(text, names)) == list(names)
     rows = [line for line in PAINT.sub("", text).splitlines() if line[:1] in ("┃", "│")]
     assert max(map(len, rows)) <= columns
+
+
+WHOLE = ("report: ", "round-robin  ", "kv  ")
+"""How lines begin that are copied, or items of a list, which stay lines in a pipe."""
+
+
+def test_what_a_comparison_says_is_wrapped_on_a_narrow_terminal_and_in_a_pipe(tmp_path):
+    words = ("simulate", *modes(MODES[1:]), *SMALL)
+    in_pipe = dynabench(*words, "--out", tmp_path / "pipe", env={"COLUMNS": "60"}).stdout
+    on_terminal = PAINT.sub("", in_terminal(*words, "--out", tmp_path / "terminal", columns=60))
+    for text, whole in ((in_pipe, WHOLE), (on_terminal, WHOLE[:1])):
+        assert "so the load was never steady" in " ".join(text.split())
+        lines = [line for line in text.splitlines() if not line.startswith(whole) and "\r" not in line]
+        assert max(map(len, lines)) <= 60
 
 
 def test_the_live_view_and_the_tables_after_it_have_one_key(tmp_path):

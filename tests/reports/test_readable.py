@@ -9,7 +9,7 @@ from dynabench.terminal import Terminal
 from reports.capacity import answer as capacity
 from reports.capacity.answer import AtLoad, Ranked, Sureness
 from reports.figures import slo
-from reports.figures.outcomes import STEADY_QUEUE, STEADY_QUEUE_TOLD, Outcome
+from reports.figures.outcomes import STEADY_QUEUE, Outcome
 from reports.summarize import summarize
 from reports.sweep import table as sweep_table
 from reports.tables import comparison as tables
@@ -118,14 +118,41 @@ def test_a_plan_is_readable(count, width):
         check(lines_of(grid.tables(width), width), [], width)
 
 
-@pytest.mark.parametrize("width", [80, 60])
-def test_what_was_run_is_wrapped_in_a_pipe_too(width):
-    terminal = Terminal(file=io.StringIO(), width=width)
-    text = "Model error: " + ", ".join(["in 9 of 10 cases, the real mean is 0.78 to 1.39 times the simulated"] * 5)
-    terminal.fact(text)
-    lines = terminal.file.getvalue().splitlines()
+PROSE = "Model error: " + ", ".join(["in 9 of 10 cases, the real mean is 0.78 to 1.39 times the simulated"] * 5)
+
+
+def shown(call, *, width, is_terminal):
+    """Return the lines of what a call prints, in a pipe or on a terminal."""
+    terminal = Terminal(file=io.StringIO(), width=width, force_terminal=is_terminal, color_system=None)
+    call(terminal)
+    return terminal.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("width", [80, 60, 20])
+def test_prose_is_wrapped_between_words_on_a_terminal_and_in_a_pipe(width, is_terminal):
+    lines = shown(lambda terminal: terminal.say(PROSE), width=width, is_terminal=is_terminal)
     assert max(map(len, lines)) <= width
-    assert " ".join(lines) == text
+    assert " ".join(lines) == PROSE
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_lines_after_the_first_are_indented_and_a_path_is_never_broken(is_terminal):
+    path = "/results/" + 30 * "x"
+    lines = shown(lambda terminal: terminal.say(f"\n{path} is new", indent="    "), width=20, is_terminal=is_terminal)
+    assert lines == ["", path, "    is new"]
+
+
+def test_a_finding_is_a_line_in_a_pipe_and_wrapped_on_a_terminal():
+    assert shown(lambda terminal: terminal.item(PROSE), width=60, is_terminal=False) == [PROSE]
+    lines = shown(lambda terminal: terminal.entry("model", PROSE), width=60, is_terminal=True)
+    assert max(map(len, lines)) <= 60
+    assert {line[:21] for line in lines[1:]} == {" " * 21}
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_what_is_copied_stays_a_line(is_terminal):
+    assert shown(lambda terminal: terminal.verbatim(PROSE), width=20, is_terminal=is_terminal) == [PROSE]
 
 
 def test_the_table_of_layouts_explains_the_limit_that_nobody_set():
@@ -134,7 +161,8 @@ def test_the_table_of_layouts_explains_the_limit_that_nobody_set():
     answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [layout], [], [], [], [], [], 0, 1.0)
     (grid, *_) = capacity.grids(answer)
     assert f"{STEADY_QUEUE}: missed" in grid.rows[0][1]
-    assert STEADY_QUEUE_TOLD in grid.note
+    assert "steady queue: requests arrived faster than they were answered" in grid.note
+    assert "use more workers, or a lower rate (--rate-scale)." in grid.note
 
 
 CERTAIN = Sureness(LIMITS[0], 1.2, 1.1, 1.3, 0.03, chance=0.97)
@@ -156,6 +184,29 @@ def test_a_plan_in_short_says_what_and_how_sure(sureness, said):
     layout = Ranked("TP 2", {}, gpus=4, workers=2)
     answer = capacity.PlanAnswer("", "t", "s", True, "v", LIMITS, [layout], [], [], [], sureness, [], 0, 1.0)
     assert capacity.in_short(answer) == f"4 GPUs (TP 2; workers: 2) meet every limit. {said}"
+
+
+@pytest.mark.parametrize("sureness", [[], [CERTAIN]])
+def test_a_plan_in_short_says_first_what_its_workload_is_too_short_for(sureness):
+    layout = Ranked("TP 2", {}, gpus=4, workers=2)
+    answer = capacity.PlanAnswer(
+        "",
+        "t",
+        "s",
+        True,
+        "v",
+        LIMITS,
+        [layout],
+        [],
+        [],
+        [],
+        sureness,
+        [],
+        0,
+        1.0,
+        too_little=["the load was never steady"],
+    )
+    assert capacity.in_short(answer).endswith(" meet every limit. Not certain: the load was never steady.")
 
 
 def test_nothing_is_said_in_short_where_no_layout_meets_the_limits():

@@ -184,6 +184,7 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
     found = sweep_report.write(tmp_path, MANIFEST | {"limits": [LIMIT]}, points, points, is_complete=True)
     assert found.columns[:3] == ["router_mode", "limits", "ITL p99"]
     assert found.rows[0][1:3] == cells
+    assert ("use more workers, or a lower rate (--rate-scale)." in found.verdict) is ("steady queue" in cells[0])
     with (tmp_path / "table.csv").open() as file:
         (line,) = csv.DictReader(file)
     assert line[f"{outcome.limit}.state"] == outcome.state

@@ -4,23 +4,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dynabench.rehearsal.checks.invariants import Violation
-from dynabench.rehearsal.checks.programs import routings
+from dynabench.rehearsal.checks.programs import known_instances, routings
 from dynabench.rehearsal.stage.stage import Actor, Stage
 from serving.router.index import PrefixIndex
 from serving.routing.live import LiveRouting
-from serving.runtime.address import INSTANCES, Instance
 
 
 def of_discovery(stage: Stage) -> Iterator[Violation]:
     """Check that discovery and frontends know exactly the programs that take requests, and what those have cached."""
     takers = [*stage.workers, *stage.routers]
     running = {actor.program.name: actor for actor in stage.running(takers)}
-    found = {
-        instance.instance_id: instance.transport.removeprefix("memory:").partition("/")[0]
-        for key, entry in stage.network.discovery.keys.items()
-        if key.startswith(INSTANCES)
-        for instance in [Instance.parse(key, entry.value)]
-    }
+    found = known_instances(stage)
     for id, name in found.items():
         if name in takers and name not in running:
             yield Violation("forgotten", f"discovery knows {name} as instance {id:x}, which does not run")

@@ -1,12 +1,12 @@
 """What becomes of requests and workers from one look to the next: where requests go, and what workers do that leave or are gone."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from dynabench.rehearsal.checks.invariants import Violation
+from dynabench.rehearsal.checks.programs import known_instances
 from dynabench.rehearsal.faults.weather import Weather
 from dynabench.rehearsal.stage.stage import Actor, Stage
 from serving.engines.mock.live import Live, live_of
-from serving.runtime.address import INSTANCES, Instance
 from serving.runtime.memory.node import Node
 from serving.runtime.memory.tcp import MemoryConnection
 
@@ -34,7 +34,7 @@ class Lives:
 
     def look(self, now: float) -> Iterator[Violation]:
         """Check what is in engines now."""
-        listed = {*_listed(self._stage)}
+        listed = {*known_instances(self._stage).values()}
         self._has_flipped |= self._stage.network.bit_flips > 0
         for worker in self._stage.running(self._stage.workers):
             lives = [] if worker.engine is None else [*_lives(worker)]
@@ -120,12 +120,3 @@ def _lives(worker: Actor) -> Iterator[Live]:
     assert worker.engine is not None
     for rank in worker.engine.ranks:
         yield from map(live_of, rank.engine.sequences())
-
-
-def _listed(stage: Stage) -> Iterator[str]:
-    """Yield the names of the programs that discovery knows."""
-    found: Mapping[str, object] = stage.network.discovery.keys
-    for key in found:
-        if key.startswith(INSTANCES):
-            value = stage.network.discovery.keys[key].value
-            yield Instance.parse(key, value).transport.removeprefix("memory:").partition("/")[0]

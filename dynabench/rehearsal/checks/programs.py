@@ -1,4 +1,4 @@
-"""What checks look at in programs: requests, routings and limits."""
+"""What checks look at in programs: instances, requests, routings and limits."""
 
 import asyncio
 import math
@@ -9,6 +9,17 @@ from serving.engines.mock.live import live_of
 from serving.engines.mock.rank import MockEngine
 from serving.life.flight import Flight
 from serving.routing.live import LiveRouting
+from serving.runtime.address import INSTANCES, Instance
+
+
+def known_instances(stage: Stage) -> dict[int, str]:
+    """Return the programs that discovery knows, by the ids of their instances."""
+    return {
+        instance.instance_id: instance.transport.removeprefix("memory:").partition("/")[0]
+        for key, entry in stage.network.discovery.keys.items()
+        if key.startswith(INSTANCES)
+        for instance in [Instance.parse(key, entry.value)]
+    }
 
 
 def num_asked(stage: Stage) -> int:
