@@ -23,7 +23,7 @@ NOT_SIMULATED = {
     "step times are those of compiled models with CUDA graphs; measure others with dynabench calibrate and use "
     "--timing-file": """
         enforce-eager compilation-config cuda-graph-sizes cuda-graph-max-bs disable-cuda-graph enable-torch-compile
-        attention-backend sampling-backend all2all-backend moe-runner-backend moe-backend enable-dbo enable-eplb
+        attention-backend sampling-backend all2all-backend moe-runner-backend enable-dbo enable-eplb
         use-cuda-graph""",
     "SGLang's continuous decode steps are not simulated": "num-continuous-decode-steps",
     "beam search is not simulated": "max-beam-width beam-width use-beam-search best-of",

@@ -102,6 +102,11 @@ class TimingConfig:
                 f"sampling is {self.sampling}, and timing is {self.timing_name}; expected greedy, or a gpu and a model: other "
                 "step times say nothing about sampling"
             )
+        if self.moe_backend != "auto" and self.timing_name != "roofline":
+            raise ValueError(
+                f"moe_backend is {self.moe_backend}, and timing is {self.timing_name}; expected auto, or a gpu and a model with "
+                "experts: other step times say nothing about kernels"
+            )
         if self.timing == "constant" and self.constant_prefill_ms + self.constant_decode_ms == 0:
             raise ValueError("constant_prefill_ms and constant_decode_ms cannot both be 0")
         if self.gpu is not None and self.model is None:

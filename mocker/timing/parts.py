@@ -39,8 +39,11 @@ def coefficients(
     """Compute the parts of a model's step times on a GPU.
 
     Raises:
-        ValueError: the GPU does not support these weights, or was not measured with this many others.
+        ValueError: the GPU does not support these weights, or was not measured with this many others or with these
+            kernels of experts.
     """
+    if moe_backend != "auto" and not shape.num_experts:
+        raise ValueError(f"moe_backend is {moe_backend}, but the model has no routed experts; expected auto")
     device = Device(
         gpu,
         engine,

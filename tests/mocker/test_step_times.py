@@ -483,6 +483,49 @@ def test_the_context_is_the_models_unless_another_is_set():
     assert [roofline(max_model_len=size).config.max_model_len for size in (1000, 200_000)] == [1000, 200_000]
 
 
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_an_engine_has_the_kernels_that_were_measured_with_it(gpu):
+    vllm, trtllm, sglang = (find_gpu(gpu, engine) for engine in ("vllm", "trtllm", "sglang"))
+    assert trtllm.experts["bfloat16"] != vllm.experts["bfloat16"]
+    assert trtllm.prefill != vllm.prefill == sglang.prefill
+    assert trtllm.latent_decode and not vllm.latent_decode and vllm.latent_prefill == vllm.prefill
+    assert "fp8_block" in vllm.gemm and "fp8_block" not in sglang.gemm
+    assert (trtllm.bandwidth, trtllm.flops, trtllm.memory) == (vllm.bandwidth, vllm.flops, vllm.memory)
+
+
+def test_weights_that_are_scaled_in_blocks_have_kernels_of_their_own():
+    shape, times = find_model("Qwen/Qwen3-32B-FP8"), find_engine("vllm", "hopper")
+    assert shape.weight_block == 128
+    in_blocks, whole = (coefficients(one, find_gpu("h200"), times) for one in (shape, replace(shape, weight_block=0)))
+    assert sum(part.seconds(8) for part in in_blocks.parts) > sum(part.seconds(8) for part in whole.parts)
+    sglang = [coefficients(one, find_gpu("h200", "sglang"), times) for one in (shape, replace(shape, weight_block=0))]
+    assert sglang[0].parts == sglang[1].parts  # SGLang's were not measured apart
+
+
+def test_kernels_of_experts_are_those_that_are_asked_for():
+    asked = {"model": "openai/gpt-oss-120b", "gpu": "h200", "num_gpu_blocks": 1000}
+    usual, marlin = roofline(**asked).timing, roofline(**asked, moe_backend="marlin").timing
+    assert marlin.mixed(chunk(8192), 0, 0) > 1.3 * usual.mixed(chunk(8192), 0, 0)
+    with pytest.raises(ValueError, match="moe_backend cutlass was not measured on h200 .* expected auto or marlin"):
+        roofline(**asked, moe_backend="cutlass")
+    with pytest.raises(ValueError, match="no routed experts; expected auto"):
+        roofline(moe_backend="marlin")
+    with pytest.raises(ValueError, match="moe_backend is marlin, and timing is polynomial; expected auto"):
+        TimingConfig(moe_backend="marlin")
+
+
+def test_every_rank_moves_the_tokens_of_all_experts():
+    gpu, times = find_gpu("h200"), find_engine("vllm", "hopper")
+    shape = find_model("Qwen/Qwen3-235B-A22B-FP8")
+
+    def experts_s(num_gpus):
+        found = coefficients(shape, gpu, times, tensor_parallel_size=8, expert_parallel_size=num_gpus)
+        return next(part.experts.of_all(16384) for part in found.parts if part.experts is not None)
+
+    moved_s = 16384 * shape.hidden_size * 2 * gpu.experts["fp8"].token_passes / gpu.bandwidth
+    assert experts_s(8) > moved_s > experts_s(8) / 4
+
+
 def test_the_longest_sequence_is_what_the_cache_holds_with_the_blocks_of_all_layers():
     plain, windowed = (
         roofline(num_gpu_blocks=100),
