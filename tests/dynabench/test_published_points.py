@@ -8,6 +8,7 @@ import pytest
 
 from dynabench.fidelity.past_runs import read_requests
 from mocker import EngineConfig
+from mocker.timing.catalog import find_engine
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.sampling import SAMPLERS
 from reports import fidelity
@@ -101,6 +102,15 @@ def test_predictions_of_published_points_are_those_of_the_file(program, points):
         ttft, tpot, problem = program.predict(point, point.gpu)
         assert problem == ""
         assert (ttft, tpot) == pytest.approx((point.ttft, point.tpot), rel=1e-3), point
+
+
+def test_a_short_prompt_spends_as_long_outside_vllm_on_every_architecture_that_is_served():
+    program = benchmarks.program("fit_engines")
+    for architecture in program.SERVED:
+        engine = find_engine("vllm", architecture)
+        outside_s = engine.request_s + program.SHORT_PROMPT * engine.prompt_token_s
+        assert outside_s == pytest.approx(program.SHORT_S, abs=1e-5)
+    assert find_engine("vllm", "blackwell-workstation").request_s == 0  # its recorded runs had no HTTP
 
 
 def test_no_configuration_of_mixtures_both_chose_what_launching_takes_and_judges_it(points):
