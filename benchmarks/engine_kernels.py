@@ -135,7 +135,9 @@ class Tables:
 
 def fit_gemms(tables: Tables, gpu: dict[str, Any], engine: Engine) -> Iterator[tuple[str, Fit]]:
     """Fit each type of weight."""
-    yield from gemms(pd.concat([tables.rows("gemm", rows, "gemm_dtype") for rows in engine.gemm.values()]), gpu, engine.fused)
+    yield from gemms(
+        pd.concat([tables.rows("gemm", rows, "gemm_dtype") for rows in engine.gemm.values()]), gpu, engine.fused
+    )
 
 
 def fit_all_experts(tables: Tables, gpu: dict[str, Any], kinds: Mapping[str, Rows]) -> Iterator[tuple[str, Fit]]:

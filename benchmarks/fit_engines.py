@@ -4,8 +4,10 @@
     python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write   # also write them; a quarter of an hour
 
 vLLM's times are fitted to every second dense point, for both architectures together, because the engine's own work is
-the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU. The
-other backends get vLLM's times and factors on their kernels for each architecture (`fit_kernels`). These are fitted to
+the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU.
+Prompts of 1 k and 8 k tokens do not separate the time of a request from the time to launch its kernels, so what a short
+prompt spends outside the engine is that of other runs (short_prompts.py), and its parts are fitted once more
+(`fit_outside`). The other backends get vLLM's times and factors on their kernels for each architecture (`fit_kernels`). These are fitted to
 every second of at most 40 points of each model, GPU and precision that have the backend's own scheduler, of dense
 models if there are any. What launching the kernels of mixtures adds, without CUDA graphs, is fitted for vLLM and
 TensorRT-LLM to TTFT of short prompts (`fit_mixtures`). benchmarks/fidelity_points.py defines points.
@@ -40,6 +42,11 @@ START = {
     "hopper": {"quantise.fp8": 0.26},
     "blackwell": {"quantise.fp8": 2.4, "quantise.fp4": 6.0, "launch_layer_s": 9e-4, "fused_s": 6.5e-6},
 }
+OUTSIDE = {"prompt_token_s": 5e-6, "launch_layer_s": 9e-4}
+SHORT_PROMPT, SHORT_S = 580, 7.54e-3
+"""Tokens of a short prompt, and what it spends outside the engine (s): the time of a request, and of its tokens."""
+SERVED = (*ARCHITECTURES, "ampere", "ada")
+"""Architectures whose vLLM is behind its HTTP server: the time outside is the host's. RTX PRO was recorded without."""
 TTFT_WEIGHT = 0.4
 TIGHT = 0.03
 """Errors (logarithms) up to which the loss is quadratic; beyond, it is linear."""
@@ -87,6 +94,12 @@ def told(name: str, points: list[Point], engines: Engines) -> None:
     )
 
 
+def fitted(table: pd.DataFrame) -> list[Point]:
+    """Return the half of vLLM's dense points that choose its times."""
+    halves = [rows(chosen(table, "vllm", architecture))[::2] for architecture in ARCHITECTURES]
+    return [point for points in halves for point in points]
+
+
 def fit_vllm(engines: Engines, points: list[Point]) -> None:
     """Fit vLLM's times, in logarithms."""
     names = [(ARCHITECTURES, name) for name in COMMON]
@@ -110,6 +123,28 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
     put(found.x)
 
 
+def fit_outside(engines: Engines, points: list[Point]) -> None:
+    """Fit what a prompt token adds outside the engine and what launching a layer takes on Blackwell, in logarithms.
+
+    A request's own time is what they leave of SHORT_S.
+    """
+    start = np.array(list(OUTSIDE.values()))
+
+    def put(logs: np.ndarray) -> None:
+        token_s, launch_s = (float(f"{value:.3g}") for value in start * np.exp(logs - 1))
+        request_s = float(f"{SHORT_S - SHORT_PROMPT * token_s:.3g}")
+        for architecture in SERVED:
+            engines["vllm"].setdefault(architecture, {}).update(request_s=request_s, prompt_token_s=token_s)
+        engines["vllm"]["blackwell"]["launch_layer_s"] = launch_s
+
+    def residuals(logs: np.ndarray) -> np.ndarray:
+        put(logs)
+        return (np.nan_to_num(log_errors(engines, points)) * (TTFT_WEIGHT, 1.0)).ravel()
+
+    found = least_squares(residuals, np.ones(len(start)), diff_step=0.1, loss="soft_l1", f_scale=TIGHT, max_nfev=3)
+    put(found.x)
+
+
 def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[Point]) -> None:
     """Fit the factor on a backend's kernels, from TPOT, and what only TTFT shows; its other times are vLLM's.
 
@@ -126,9 +161,7 @@ def fit_kernels(engines: Engines, backend: str, architecture: str, points: list[
         fit_ttft(own, *(("quantise", SHARES) if has_dense else ("launch_experts_s", LAUNCHES)), engines, points)
 
 
-def fit_ttft(
-    own: dict[str, Any], name: str, tried: Sequence[Any], engines: Engines, points: list[Point]
-) -> None:
+def fit_ttft(own: dict[str, Any], name: str, tried: Sequence[Any], engines: Engines, points: list[Point]) -> None:
     """Choose the value with the least mean error of TTFT."""
     errors = []
     for own[name] in tried:
@@ -159,8 +192,8 @@ def fit_mixtures(engines: Engines, backend: str, architecture: str, table: pd.Da
 def fit_dense(engines: Engines, table: pd.DataFrame, backends: Sequence[str], only_scales: bool) -> None:
     """Fit vLLM's times, then the factors of the other backends, and print the errors of both halves."""
     if not only_scales:
-        halves = [rows(chosen(table, "vllm", architecture))[::2] for architecture in ARCHITECTURES]
-        fit_vllm(engines, [point for points in halves for point in points])
+        fit_vllm(engines, fitted(table))
+        fit_outside(engines, fitted(table))
     for architecture in ARCHITECTURES:
         for backend in ("vllm", *backends):
             points = rows(chosen(table, backend, architecture))
@@ -178,13 +211,17 @@ def main() -> None:
     parser.add_argument("points", type=Path)
     parser.add_argument("--only-scales", action="store_true")
     parser.add_argument("--only-mixtures", action="store_true")
+    parser.add_argument("--only-outside", action="store_true", help="what short and long prompts spend outside vLLM")
     parser.add_argument("--backends", nargs="*", default=("trtllm", "sglang"), help="whose factors are fitted")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     table, engines = read(options.points), json.loads(ENGINES.read_text())
-    if not options.only_mixtures:
+    if options.only_outside:
+        fit_outside(engines, fitted(table))
+        told("vllm, the half that chose them", fitted(table), engines)
+    elif not options.only_mixtures:
         fit_dense(engines, table, options.backends, options.only_scales)
-    for architecture in ARCHITECTURES:
+    for architecture in () if options.only_outside else ARCHITECTURES:
         for backend in ("vllm", "trtllm"):
             fit_mixtures(engines, backend, architecture, mixtures(table, backend, architecture)[0])
             print(f"{backend} on {architecture}: {engines[backend][architecture]}", flush=True)

@@ -130,9 +130,7 @@ def fit_quantised_gemm(work: Array, load: Array, passes: Array, y: Array) -> Fit
     return fit(model, [*GEMM, (2, 0, 20)], [work, load, passes], y)
 
 
-def gemms(
-    table: pd.DataFrame, gpu: dict[str, Any], fused: tuple[str, ...] = ("fp8",)
-) -> Iterator[tuple[str, Fit]]:
+def gemms(table: pd.DataFrame, gpu: dict[str, Any], fused: tuple[str, ...] = ("fp8",)) -> Iterator[tuple[str, Fit]]:
     """Fit each type of weight.
 
     When serving, quantising is fused into the previous kernel for some types, so the launch is the 16-bit one; for others

@@ -206,7 +206,7 @@ class Device:
             moved=inputs * width + outputs * HALF,
             inputs=inputs,
             quantised=HALF + width,
-quantise=(fit.quantise, 1.0 if self._in_blocks(weight) else self.engine.quantise.get(compute, 0.0)),
+            quantise=(fit.quantise, 1.0 if self._in_blocks(weight) else self.engine.quantise.get(compute, 0.0)),
             bandwidth=gpu.bandwidth,
             launch_s=len(matrices) * fit.launch_s,
         )
@@ -329,7 +329,12 @@ def _reach(device: Device, mixer: Mixer, window: int, flops: float, values: floa
     peak = gpu.flops["bfloat16"]
     kv_s = max(values / (gpu.bandwidth * decode.memory), decode_flops / (peak * decode.compute))
     shared = 1.0 if mixer.latent_flops else mixer.num_heads / mixer.num_kv_heads
-    return Reach(window, flops / (peak * device.prefill(mixer).compute), kv_s, kv_s * max(1.0, gpu.mixed_decode_slowdown * shared))
+    return Reach(
+        window,
+        flops / (peak * device.prefill(mixer).compute),
+        kv_s,
+        kv_s * max(1.0, gpu.mixed_decode_slowdown * shared),
+    )
 
 
 def _head(device: Device, shape: ModelShape, sampler: Sampler) -> Head:

@@ -36,7 +36,7 @@ def test_the_table_of_runs_begins_with_those_that_others_predict_better(page, bl
     means = {who: blis.errors(table, who).abs().mean(axis=1) for who in page.SIMULATORS}
     lost = means.pop(blis.OURS) - pd.DataFrame(means).min(axis=1)
     assert lost.is_monotonic_decreasing
-    assert (lost > 0).sum() == 8, "the page says so"
+    assert (lost > 0).sum() == 1, "the page says so"
 
 
 @pytest.mark.parametrize("run", [53, 57])
@@ -50,7 +50,7 @@ def test_predictions_of_blis_runs_are_those_of_the_file(blis, run):
 
 def test_errors_on_blis_runs_are_no_worse_than_before(blis):
     found = blis.errors(pd.read_csv(blis.FILE), blis.OURS).abs().mean()
-    assert found.ttft < 11.6
+    assert found.ttft < 6.9
     assert found.itl < 3.4
     assert found.e2e < 3.4
 
@@ -62,3 +62,11 @@ def test_every_prompt_but_the_first_of_its_kind_finds_all_but_its_last_block(bli
     assert workload.requests[11].hash_ids[:6] == first.hash_ids[:6]  # of the same group: 100 tokens are shared
     assert not set(workload.requests[11].hash_ids[6:]) & set(first.hash_ids)
     assert [len(workload), workload.requests[3000].arrival_s, workload.requests[3001].arrival_s] == [9000, 600.0, 600.1]
+
+
+def test_no_run_that_is_judged_chose_what_is_outside_the_engine(blis):
+    """Runs of `short_prompts.py` are others: of the same authors, but none has the measured TTFT of one of these."""
+    others = pd.read_csv(benchmarks.program("short_prompts").FILE)
+    judged = pd.read_csv(blis.FILE)
+    assert not set(others.run) & set(judged.run.astype(str))
+    assert not set(others.real_ttft.round(1)) & set(judged.real_ttft.round(1))

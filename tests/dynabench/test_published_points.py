@@ -9,6 +9,7 @@ import pytest
 from dynabench.fidelity.past_runs import read_requests
 from mocker import EngineConfig
 from mocker.models.catalog import assumed, find_model
+from mocker.timing.catalog import find_engine
 from mocker.timing.config import TimingConfig, divide
 from mocker.timing.sampling import SAMPLERS
 from reports import fidelity
@@ -113,6 +114,15 @@ def test_points_run_the_checkpoint_of_their_precision_or_a_model_that_has_it_its
         assert timing.quantization is None or "Llama" in point.model_path
         assert timing.shape.num_parameters == pytest.approx(find_model(point.model_path).num_parameters, rel=0.001)
         assert "Llama" in point.model_path or assumed(timing.model, timing.shape.weights) == ""
+
+
+def test_a_short_prompt_spends_as_long_outside_vllm_on_every_architecture_that_is_served():
+    program = benchmarks.program("fit_engines")
+    for architecture in program.SERVED:
+        engine = find_engine("vllm", architecture)
+        outside_s = engine.request_s + program.SHORT_PROMPT * engine.prompt_token_s
+        assert outside_s == pytest.approx(program.SHORT_S, abs=1e-5)
+    assert find_engine("vllm", "blackwell-workstation").request_s == 0  # its recorded runs had no HTTP
 
 
 def test_no_configuration_of_mixtures_both_chose_what_launching_takes_and_judges_it(points):
