@@ -194,7 +194,7 @@ def fit_attention(tables: Tables, gpu: dict[str, Any], version: str, l2: float) 
         found = fit_latent_decode(rows, peak, gpu["bandwidth"], PLAIN[str(dtype)].bytes)
         yield "latent_decode", str(dtype), found.coefficients, found.error
     table = tables.read("comm", version, "custom_allreduce")
-    table = table.assign(backend=table["backend"] if "backend" in table else "graph")
+    table = table.assign(backend=table.get("backend", "graph"))
     for count, points in all_reduces(table).items():
         yield "all_reduce", count, points, ""
 

@@ -29,7 +29,6 @@ import pandas as pd
 from fidelity_points import predict, read
 from fit_kernels import written
 from joblib import Parallel, delayed
-from recipes import quantization_of
 from scipy.optimize import least_squares
 from splits import ARCHITECTURES, chosen, mixtures, rows
 

@@ -111,9 +111,6 @@ class EngineTimes:
     """Largest message that is fused, by number of GPUs."""
     scale: float
     """Factor on the time of kernels."""
-    decode: dict[str, float] = field(hash=False, default_factory=dict)
-    """Another factor on those of steps that only decode, by the type in which weights are multiplied: engines may have other
-    kernels there."""
 
 
 def over_link(measured: AllReduces, num_gpus: int, bandwidth: float) -> AllReduces:

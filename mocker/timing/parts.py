@@ -69,7 +69,6 @@ def coefficients(
     everything = reaches.pop(0, Reach())
     return Coefficients(
         scale=engine.scale,
-        decode_scale=engine.decode.get(shape.weights if shape.weights in gpu.gemm else "bfloat16", 1.0),
         parts=parts,
         attention=_attention(device, shape, everything),
         reaches=[reaches[window] for window in sorted(reaches)],

@@ -31,7 +31,6 @@ class Roofline:
         self._head, self._host = coefficients.head, coefficients.host
         self.knots = Knots(tokens=(self._host.graph_tokens,))  # the last size whose kernels a graph launches
         self._scale = coefficients.scale
-        self._decode_scale = coefficients.decode_scale
         self.lead_s = coefficients.host.least_s
         # Values that depend only on a whole number are computed once.
         self._linear: dict[int, float] = {}
@@ -69,20 +68,18 @@ class Roofline:
         fixed = self._decodes.get(num_sequences)
         if fixed is None:
             fixed = self._tokens_s(num_sequences) + self._head_s(num_sequences)
-            fixed = self._decode_scale * (fixed + num_sequences * self._attention.row_s)
-            fixed += self._host.step_s + num_sequences * self._host.sequence_s
+            fixed += num_sequences * self._attention.row_s + self._host.step_s + num_sequences * self._host.sequence_s
             self._decodes[num_sequences] = fixed
-        kv_s, host, num_steps = self._decode_scale * self._attention.kv_s, self._host, FOREVER
+        kv_s, host, num_steps = self._attention.kv_s, self._host, FOREVER
         first, slope = fixed + kv_s * num_kv_tokens, kv_s * num_sequences
         for reach in self._reaches:
             most = num_sequences * reach.window
-            reach_kv_s = self._decode_scale * reach.kv_s
             if num_kv_tokens < most:
-                first += reach_kv_s * num_kv_tokens
-                slope += reach_kv_s * num_sequences
+                first += reach.kv_s * num_kv_tokens
+                slope += reach.kv_s * num_sequences
                 num_steps = min(num_steps, ceil((most - num_kv_tokens) / num_sequences))
             else:
-                first += reach_kv_s * most
+                first += reach.kv_s * most
         least = host.least_s + num_sequences * host.least_sequence_s
         if first < least:
             return Ramp(least, num_steps=min(num_steps, int((least - first) / slope) + 1) if slope else FOREVER)
@@ -101,7 +98,7 @@ class Roofline:
         if prefill is not None:
             return self._mixed(prefill, count, num_kv_tokens, linear_s)
         padded_s = self._linear.get(count) or self._tokens_s(count)
-        return self.decode(count, num_kv_tokens).first + self._decode_scale * (linear_s - padded_s)
+        return self.decode(count, num_kv_tokens).first + linear_s - padded_s
 
     def verify(self, load: Load, num_drafts: int) -> float:
         """Drafts are tokens of the matrices and of the head; a sequence's context is read once for all of them."""
@@ -116,7 +113,7 @@ class Roofline:
         for reach in self._reaches:
             kv_s += reach.kv_s * min(num_kv_tokens, count * reach.window)
         kernels = linear_s + self._head_s(num_tokens) + count * self._attention.row_s + kv_s
-        step_s = self._decode_scale * kernels + host.step_s + count * host.sequence_s
+        step_s = kernels + host.step_s + count * host.sequence_s
         return max(step_s, host.least_s + count * host.least_sequence_s)
 
     def parts_of_a_step(self, num_tokens: int) -> tuple[float, float]:
@@ -203,8 +200,6 @@ class Coefficients(NamedTuple):
     """A model on one kind of GPU, as `Roofline` adds it up."""
 
     scale: float
-    decode_scale: float
-    """Another factor on kernels in steps that only decode."""
     parts: list[KernelPart]
     """Everything in the layers that depends on the number of tokens alone."""
     attention: Attention
