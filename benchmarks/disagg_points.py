@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 from fidelity_points import workload_of
-from recipes import MEASURED_ON, started
+from recipes import CHECKPOINTS, MEASURED_ON, started
 
 from dynabench.arm import Run, Settings
 from dynabench.deployment.description import Deployment, Pool
@@ -149,11 +149,11 @@ def roofline_pool(point: Any, role: str) -> Pool:
         async_scheduling=script.async_scheduling,
     )
     timing = TimingConfig(
-        model=point.model_path,
+        model=CHECKPOINTS.get((point.model_path, point.precision), point.model_path),
         gpu=gpu,
         tensor_parallel_size=tp,
         enable_expert_parallel=experts > 1 or ranks > 1,
-        quantization=point.precision,
+        quantization=point.precision if "Llama" in point.model_path else None,
         kv_cache_dtype="fp8" if script.has_small_kv else "bfloat16",
         timed_as=point.backend,
     )
