@@ -48,6 +48,8 @@ class Rows(NamedTuple):
     version: str
     weights: str
     kernel: str = ""
+    engine: str = ""
+    """Whose table it is, if it is another engine's that has the same kernel."""
 
 
 class Engine(NamedTuple):
@@ -64,14 +66,14 @@ class Engine(NamedTuple):
 
 TORCH = "moe_torch_flow"
 FUSED = ("fp8", "fp4")
-ATTENTION = "1.3.0rc10"
-"""TensorRT-LLM's: in the tables of 1.2.0rc5, the smallest decodes of latent attention on Hopper take twice as long."""
+DEEPGEMM = Rows("0.5.9", BLOCKS, engine="sglang")
+"""vLLM has it, too, but its own tables launch it outside of CUDA graphs: in small batches, they take three times as long."""
 MARLIN = Rows("0.24.0", "int4_wo", "marlin")
 """It has the same kernel for all weights of 4 bits; the shapes of the table are Kimi K2's."""
 
 
-def _of_vllm(**experts: Rows) -> Engine:
-    return Engine({BLOCKS: Rows("0.19.0", BLOCKS)}, {"fp4/marlin": MARLIN} | experts)
+def _of_vllm(blocks: Rows, **experts: Rows) -> Engine:
+    return Engine({BLOCKS: blocks}, {"fp4/marlin": MARLIN} | experts)
 
 
 def _gemms(version: str, *kinds: str) -> dict[str, Rows]:
@@ -85,13 +87,14 @@ TRTLLM_ON_HOPPER = Engine(
         "fp8": Rows("1.2.0rc5", BLOCKS, TORCH),
         "fp4": Rows("1.2.0rc5", "w4a16_mxfp4", TORCH),
     },
-    ATTENTION,
+    "1.3.0rc10",
     FUSED,
 )
 ENGINES = {
-    "h100": {"vllm": _of_vllm(), "trtllm": TRTLLM_ON_HOPPER},
+    "h100": {"vllm": _of_vllm(DEEPGEMM), "trtllm": TRTLLM_ON_HOPPER},
     "h200": {
         "vllm": _of_vllm(
+            DEEPGEMM,
             bfloat16=Rows("0.24.0", "bfloat16", EXPERTS["h100"]["bfloat16"]),
             fp8=Rows("0.24.0", BLOCKS, EXPERTS["h100"]["fp8"]),
             int4=Rows("0.24.0", "int4_wo", EXPERTS["h100"]["int4"]),
@@ -100,7 +103,7 @@ ENGINES = {
         "trtllm": TRTLLM_ON_HOPPER,
     },
     "b200": {
-        "vllm": _of_vllm(mxfp4=Rows("0.24.0", "w4a8_mxfp4_mxfp8", "mxfp4_mxfp8")),
+        "vllm": _of_vllm(Rows("0.19.0", BLOCKS), mxfp4=Rows("0.24.0", "w4a8_mxfp4_mxfp8", "mxfp4_mxfp8")),
         "trtllm": Engine(
             _gemms("1.2.0rc5", "bfloat16", "fp8_static", "nvfp4"),
             {
@@ -109,12 +112,13 @@ ENGINES = {
                 "fp4/cutlass": Rows("1.2.0rc5", "nvfp4", "cutlass"),
                 "mxfp4": Rows("1.3.0rc10", "w4a8_mxfp4_mxfp8", TORCH),
             },
-            ATTENTION,
+            "1.2.0rc5",
             FUSED,
         ),
     },
 }
-"""TensorRT-LLM's experts with weights of 8 bits on B200 are FlashInfer's, which vLLM has, too."""
+"""TensorRT-LLM's attention on Hopper is that of a later version: in the tables of 1.2.0rc5, the smallest decodes of latent
+attention take twice as long. Its experts with weights of 8 bits on B200 are FlashInfer's, which vLLM has, too."""
 
 
 class Tables:
@@ -123,14 +127,14 @@ class Tables:
     def __init__(self, systems: Path, gpu: str, engine: str) -> None:
         self._folder, self._engine = systems / SYSTEMS[gpu], engine
 
-    def read(self, family: str, version: str, kind: str) -> pd.DataFrame:
+    def read(self, family: str, version: str, kind: str, engine: str = "") -> pd.DataFrame:
         """Read one, with its times in microseconds."""
-        table = pd.read_parquet(self._folder / family / self._engine / version / f"{kind}_perf.parquet")
+        table = pd.read_parquet(self._folder / family / (engine or self._engine) / version / f"{kind}_perf.parquet")
         return table.assign(latency_us=table["latency"] * 1000)
 
     def rows(self, family: str, rows: Rows, name: str) -> pd.DataFrame:
         """Return those of a kernel; `name` is the column of the weights."""
-        table = self.read(family, rows.version, family)
+        table = self.read(family, rows.version, family, rows.engine)
         is_kernel = table["kernel_source"].str.contains(rows.kernel) & ~table["kernel_source"].str.contains("nongated")
         return table[(table[name] == rows.weights) & is_kernel]
 
@@ -225,9 +229,10 @@ def main() -> None:
     for gpu_name, engines in ENGINES.items():
         for name, engine in engines.items():
             gpu = gpus[gpu_name]
-            into = gpu.setdefault("engines", {}).setdefault(name, {})
+            own = gpu.setdefault("engines", {}).setdefault(name, {})
             tables = Tables(options.systems, gpu_name, name)
             for kind, key, value, error in fit_engine(tables, gpu, engine, L2_BYTES[gpu_name]):
+                into = gpu if name == "vllm" and kind == "experts" else own  # which other engines have, too
                 if key:
                     into.setdefault(kind, {})[key] = value
                 else:

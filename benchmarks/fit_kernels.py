@@ -175,7 +175,7 @@ def fit_decode(size: Array, rows: Array, y: Array, *, l2: float, bandwidth: floa
     def model(c: Array, size: Array, rows: Array) -> Array:
         return np.asarray(size / bandwidth / c[0] + c[1] + c[2] * rows)
 
-    ranges = [(0.85, 0.2, 1.1), (1e-5, 0, 1e-4), (1e-8, 0, 1e-6)]
+    ranges = [(0.85, 0.2, 1.0), (1e-5, 0, 1e-4), (1e-8, 0, 1e-6)]
     (memory, _, row_s), error = fit(model, ranges, [size[cold], rows[cold]], y[cold])
     return Fit([memory, float(f"{np.median(y[warm]):.3g}"), row_s], error)
 
@@ -249,13 +249,16 @@ def experts(table: pd.DataFrame, gpu: dict[str, Any], kernels: dict[str, str]) -
 
 
 def all_reduces(table: pd.DataFrame) -> dict[str, list[list[float]]]:
-    """Return [bytes, us] by number of GPUs, as measured in CUDA graphs; `message_size` counts elements of two bytes."""
+    """Return [bytes, us] by number of GPUs, as measured in CUDA graphs; `message_size` counts elements of two bytes.
+
+    A message takes no longer than a larger one, which engines could send instead.
+    """
     table = table[table["backend"].str.contains("graph")]
     found = {}
     for count, rows in table.groupby("num_gpus"):
         rows = rows.sort_values("message_size")
         size, time = np.log(rows["message_size"] * 2.0), np.log(rows["latency_us"])
-        times = np.exp(np.interp(np.log(MESSAGES), size, time))
+        times = np.minimum.accumulate(np.exp(np.interp(np.log(MESSAGES), size, time))[::-1])[::-1]
         found[str(count)] = [[size, round(float(time), 2)] for size, time in zip(MESSAGES, times, strict=True)]
     return found
 
@@ -266,7 +269,8 @@ def from_tables(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
     def read(kind: str) -> pd.DataFrame:
         return pd.read_csv(next(folder.glob(f"{kind}*.csv.gz")))
 
-    for dtype, found in gemms(read("gemm"), gpu):
+    table = read("gemm")
+    for dtype, found in gemms(table[table["gemm_dtype"] != BLOCKS], gpu):  # which it launches outside of CUDA graphs
         gpu["gemm"][dtype] = found.coefficients
         yield f"gemm {dtype}", found
     for dtype, found in decodes(read("generation"), gpu, L2_BYTES[name]):

@@ -36,7 +36,7 @@ def test_the_table_of_runs_begins_with_those_that_others_predict_better(page, bl
     means = {who: blis.errors(table, who).abs().mean(axis=1) for who in page.SIMULATORS}
     lost = means.pop(blis.OURS) - pd.DataFrame(means).min(axis=1)
     assert lost.is_monotonic_decreasing
-    assert (lost > 0).sum() == 1, "the page says so"
+    assert (lost > 0).sum() == 0, "the page says so"
 
 
 @pytest.mark.parametrize("run", [53, 57])
@@ -51,8 +51,8 @@ def test_predictions_of_blis_runs_are_those_of_the_file(blis, run):
 def test_errors_on_blis_runs_are_no_worse_than_before(blis):
     found = blis.errors(pd.read_csv(blis.FILE), blis.OURS).abs().mean()
     assert found.ttft < 6.9
-    assert found.itl < 3.4
-    assert found.e2e < 3.4
+    assert found.itl < 3.2
+    assert found.e2e < 3.1
 
 
 def test_every_prompt_but_the_first_of_its_kind_finds_all_but_its_last_block(blis):
