@@ -14,7 +14,7 @@ TTFT is not compared. Settings that let prompts wait for each other make it fall
 from typing import Any
 
 import pandas as pd
-from recipes import num_running, replicas_of
+from recipes import is_limited, replicas_of
 
 ENGINE = ["backend", "backend_version", "model_path", "gpu", "precision", "drafts"]
 LAYOUT = ["tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"]
@@ -24,11 +24,13 @@ DIGITS = 2
 TOLERANCE = 1.15
 """122 loads were repeated with the same engine: TPOT differs by at most 10.5%, but for one, which once took four times as long."""
 TWICE = "the same run as another row"
+LOST = "how many of its requests ran at a time was lost"
 
 
 def doubts(table: pd.DataFrame) -> pd.Series:
     """Return what speaks against each row, or nothing. The rows have a `split`."""
     found = pd.Series("", index=table.index)
+    found[[is_limited(row) for row in table.itertuples()]] = LOST
     found[is_listed_twice(table)] = TWICE
     for place, problem in contradictions(table[found == ""]):
         found[place] = problem
@@ -64,7 +66,7 @@ def is_as_heavy(load: Any, than: Any) -> bool:
 
 def num_at_once(point: Any) -> int:
     """Return how many requests each engine of a point runs."""
-    return num_running(point) // replicas_of(point)
+    return int(point.concurrency) // replicas_of(point)
 
 
 def load_of(point: Any) -> str:

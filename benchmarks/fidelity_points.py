@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from contradictions import doubts
 from joblib import Parallel, delayed
-from recipes import MEASURED_ON, num_running, pool_of, shortest_of
+from recipes import MEASURED_ON, pool_of, shortest_of
 from splits import is_dense, rows, split_of
 
 from dynabench.arm import Run, Settings
@@ -53,7 +53,7 @@ def workload_of(point: Any, count: int = 0) -> Workload:
     """Return the requests of a point, or a smaller number of them."""
     rng = random.Random(0)
     shortest = shortest_of(point)
-    count = count or min(10 * num_running(point), MOST_REQUESTS)
+    count = count or min(10 * int(point.concurrency), MOST_REQUESTS)
 
     def length(mean: float) -> int:
         return rng.randint(int(shortest * mean), int(mean))

@@ -19,9 +19,8 @@ unless said otherwise:
 **gpt-oss on H100 from 2025-12-05 to 2025-12-08**, listed with 512 requests at a time: the script had
 `--max-concurrency 512`, which a commit of 2025-12-08 ("fix h100 docker error") corrected, but `--max-num-seqs=$CONC` and
 `--num-prompts $(( $CONC * 10 ))`. So 10 CONC requests were sent, up to 512 at once, and CONC of them ran: TTFT is 81 to
-83% of E2E latency whatever the lengths, as ten rounds one after another have it. Which CONC of 4 to 64 a row is of was
-lost; `LIMITS` has the one whose TPOT is nearest among the rows of the same layout and lengths that ran with the corrected
-script. So TTFT of these rows tests a prediction, and TPOT does not.
+83% of E2E latency whatever the lengths, as ten rounds one after another have it. Which CONC of 4 to 64 a row is of was lost,
+so these rows do not count.
 """
 
 from typing import Any, NamedTuple
@@ -51,20 +50,6 @@ says that R1's first FP4 checkpoint has attention in BF16.
 """
 
 
-LIMITS = {
-    (1024, 1024, 2): 8,
-    (1024, 1024, 4): 8,
-    (1024, 1024, 8): 32,
-    (1024, 8192, 2): 64,
-    (1024, 8192, 4): 64,
-    (1024, 8192, 8): 4,
-    (8192, 1024, 2): 64,
-    (8192, 1024, 4): 8,
-    (8192, 1024, 8): 8,
-}
-"""How many requests ran of those of gpt-oss on H100 that are listed with 512 at a time, by ISL, OSL and GPUs."""
-
-
 class Started(NamedTuple):
     """How the script of a benchmark starts vLLM."""
 
@@ -91,11 +76,6 @@ def shortest_of(point: Any) -> float:
 def is_limited(point: Any) -> bool:
     """Return whether fewer requests ran than were sent at a time."""
     return (point.model_path, point.gpu, int(point.concurrency)) == ("openai/gpt-oss-120b", "h100", 512)
-
-
-def num_running(point: Any) -> int:
-    """Return how many requests may run at a time."""
-    return LIMITS[int(point.isl), int(point.osl), int(point.tp_size)] if is_limited(point) else int(point.concurrency)
 
 
 def pool_of(point: Any, gpu: str) -> Pool:
@@ -231,7 +211,7 @@ def started(point: Any, gpu: str) -> Started:
 def vllm_of(point: Any, gpu: str) -> EngineConfig:
     """Return the settings of vLLM's scheduler."""
     script = started(point, gpu)
-    most = num_running(point)
+    most = int(point.concurrency)
     if is_sweep(point):
         script = script._replace(max_num_batched_tokens=int(point.isl) + most)
     return EngineConfig(

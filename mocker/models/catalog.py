@@ -13,7 +13,7 @@ from mocker.models.shape import ModelShape, shape_of
 
 BUNDLED = Path(__file__).with_name("data") / "models.json"
 VARIANTS = ("-instruct", "-chat", "-hf", "-base", "-it", "-bf16", "-fp8", "-nvfp4")
-WEIGHTS = {"-fp8": "fp8", "-nvfp4": "fp4"}
+WEIGHTS = {"-fp8": "fp8", "-nvfp4": "fp4", "-bf16": "bfloat16"}
 """Ends of names that say how the weights are stored."""
 
 
@@ -64,7 +64,7 @@ def assumed(name: str, weights: str) -> str:
         weights: the type that most of its weights count as.
     """
     key, stated = bundled_id(name), _stated(name)
-    if key is None or stated == _stated(key) or weights != (stated or "bfloat16") or name.lower().endswith("-bf16"):
+    if key is None or stated in (_stated(key), "bfloat16") or weights != (stated or "bfloat16"):
         return ""
     if stated is None:
         return f"of this model, only {key} is bundled; without --quantization, all weights count as BF16"
@@ -72,7 +72,7 @@ def assumed(name: str, weights: str) -> str:
         return ""
     return (
         f"this checkpoint is not bundled; all layers of {key} count as {stated.upper()}, though such checkpoints often "
-        "leave some out, which its config.json says"
+        "leave some out or scale weights in blocks, which its config.json says"
     )
 
 
