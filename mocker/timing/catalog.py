@@ -34,6 +34,7 @@ def find_gpu(name: str, engine: str = "vllm") -> Gpu:
         latent_prefill=Prompts(*facts.get("latent_prefill", facts["prefill"])),
         all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
         architecture=facts["architecture"],
+        engine=engine,
         **{name: facts[name] for name in ("mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s") if name in facts},
     )
 

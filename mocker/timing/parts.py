@@ -13,6 +13,8 @@ from mocker.timing.roofline import Attention, Coefficients, Host, Reach
 from mocker.timing.sampling import SAMPLERS, Sampler, Sampling
 
 BLOCKS = "fp8_block"
+OWN_CHOICE = {("vllm", "int4"): "marlin"}
+"""The names of kernels that engines choose themselves for experts with such weights, where a GPU has a row of them."""
 ELEMENTWISE_EFFICIENCY = 0.6
 HEAD_EFFICIENCY = 0.75
 SQUARES_BYTES = 8.0
@@ -143,17 +145,18 @@ class Device:
         Raises:
             ValueError: the one that was asked for was not measured.
         """
-        kernels = self.gpu.experts
+        gpu, kernels = self.gpu, self.gpu.experts
         kind = "mxfp4" if weight == MXFP4 and "mxfp4" in kernels else weight.name
-        if self.moe_backend == "auto":
-            return kernels.get(kind) or kernels["bfloat16"]
-        if (name := f"{weight.name}/{self.moe_backend}") not in kernels:
-            asked = [kernel.partition("/")[2] for kernel in kernels if kernel.startswith(f"{weight.name}/")]
+        found = {"auto": kernels.get(kind) or kernels["bfloat16"]}
+        if kind in kernels and (chosen := OWN_CHOICE.get((gpu.engine, kind))):
+            found[chosen] = kernels[kind]
+        found |= {name.partition("/")[2]: kernel for name, kernel in kernels.items() if name.startswith(f"{kind}/")}
+        if self.moe_backend not in found:
             raise ValueError(
-                f"moe_backend {self.moe_backend} was not measured on {self.gpu.name} for experts with {weight.name} weights; "
-                f"expected {' or '.join(['auto', *asked])}"
+                f"moe_backend {self.moe_backend} was not measured for {gpu.engine} on {gpu.name} with {kind} experts; "
+                f"expected {' or '.join(found)}"
             )
-        return kernels[name]
+        return found[self.moe_backend]
 
     def compute_type(self, weight: WeightType) -> str:
         """Return the type in which the GPU multiplies by such weights.
