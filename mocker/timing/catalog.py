@@ -44,6 +44,13 @@ def gpu_names() -> list[str]:
     return list(_read("gpus"))
 
 
+def moe_backends() -> list[str]:
+    """Return the names of kernels of experts that were measured on any GPU, and auto."""
+    engines = [own for facts in _read("gpus").values() for own in facts.get("engines", {}).values()]
+    asked = [name.partition("/")[2] for own in engines for name in own.get("experts", {})]
+    return [*dict.fromkeys(["auto", *filter(None, asked)])]
+
+
 def _over(facts: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     """Return an engine's own facts, with those of vLLM where it has none."""
     return {key: facts.get(key, {}) | value if isinstance(value, dict) else value for key, value in own.items()}
