@@ -68,12 +68,17 @@ TORCH = "moe_torch_flow"
 FUSED = ("fp8", "fp4")
 DEEPGEMM = Rows("0.5.9", BLOCKS, engine="sglang")
 """vLLM has it, too, but its own tables launch it outside of CUDA graphs: in small batches, they take three times as long."""
-MARLIN = Rows("0.24.0", "int4_wo", "marlin")
-"""It has the same kernel for all weights of 4 bits; the shapes of the table are Kimi K2's."""
+MARLIN_ON_HOPPER = {"fp4/marlin": Rows("0.24.0", "int4_wo", "marlin")}
+"""Measured with INT4 and the shapes of Kimi K2: it unpacks all weights of 4 bits."""
+MXFP4_ON_BLACKWELL = {
+    "mxfp4": Rows("0.24.0", "w4a8_mxfp4_mxfp8", "mxfp4_mxfp8"),
+    "mxfp4/marlin": Rows("0.24.0", "w4a16_mxfp4", "marlin"),
+}
+"""Marlin was not measured with NVFP4, whose own kernels multiply in 4 bits."""
 
 
-def _of_vllm(blocks: Rows, **experts: Rows) -> Engine:
-    return Engine({BLOCKS: blocks}, {"fp4/marlin": MARLIN} | experts)
+def _of_vllm(blocks: Rows, experts: Mapping[str, Rows]) -> Engine:
+    return Engine({BLOCKS: blocks}, experts)
 
 
 def _gemms(version: str, *kinds: str) -> dict[str, Rows]:
@@ -91,19 +96,22 @@ TRTLLM_ON_HOPPER = Engine(
     FUSED,
 )
 ENGINES = {
-    "h100": {"vllm": _of_vllm(DEEPGEMM), "trtllm": TRTLLM_ON_HOPPER},
+    "h100": {"vllm": _of_vllm(DEEPGEMM, MARLIN_ON_HOPPER), "trtllm": TRTLLM_ON_HOPPER},
     "h200": {
         "vllm": _of_vllm(
             DEEPGEMM,
-            bfloat16=Rows("0.24.0", "bfloat16", EXPERTS["h100"]["bfloat16"]),
-            fp8=Rows("0.24.0", BLOCKS, EXPERTS["h100"]["fp8"]),
-            int4=Rows("0.24.0", "int4_wo", EXPERTS["h100"]["int4"]),
-            fp4=Rows("0.24.0", "w4a16_mxfp4", EXPERTS["h100"]["fp4"]),
+            MARLIN_ON_HOPPER
+            | {
+                "bfloat16": Rows("0.24.0", "bfloat16", EXPERTS["h100"]["bfloat16"]),
+                "fp8": Rows("0.24.0", BLOCKS, EXPERTS["h100"]["fp8"]),
+                "int4": Rows("0.24.0", "int4_wo", EXPERTS["h100"]["int4"]),
+                "fp4": Rows("0.24.0", "w4a16_mxfp4", EXPERTS["h100"]["fp4"]),
+            },
         ),
         "trtllm": TRTLLM_ON_HOPPER,
     },
     "b200": {
-        "vllm": _of_vllm(Rows("0.19.0", BLOCKS), mxfp4=Rows("0.24.0", "w4a8_mxfp4_mxfp8", "mxfp4_mxfp8")),
+        "vllm": _of_vllm(Rows("0.19.0", BLOCKS), MXFP4_ON_BLACKWELL),
         "trtllm": Engine(
             _gemms("1.2.0rc5", "bfloat16", "fp8_static", "nvfp4"),
             {

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from contradictions import doubts
 from joblib import Parallel, delayed
-from recipes import MEASURED_ON, pool_of, shortest_of
+from recipes import MEASURED_ON, moe_backend_of, pool_of, shortest_of
 from splits import is_dense, rows, split_of
 
 from dynabench.arm import Run, Settings
@@ -38,6 +38,7 @@ SAME_RUN = [
 TEXT = [
     *("silicon_data_source", "measured", "backend", "backend_version", "model_path", "system", "gpu", "precision"),
     "drafts",
+    "moe_backend",
 ]
 WHOLE = ["isl", "osl", "concurrency", "batch_size", "tp_size", "attention_dp_size", "moe_tp_size", "moe_ep_size"]
 MEASURED = ["silicon_ttft_ms", "silicon_tpot_ms"]
@@ -157,7 +158,8 @@ def compact(table: pd.DataFrame) -> pd.DataFrame:
     source = source.str.extract(r"^(?:source_file=)?([^;]*(?:; config_id=\d+)?)")[0]
     figures = {name: table[name].map(lambda value: f"{value:.4g}") for name in MEASURED + PREDICTED}
     whole = {name: table[name].astype(int) for name in WHOLE}
-    found = table.assign(silicon_data_source=source + ";", **figures, **whole)
+    kernels = [moe_backend_of(point, point.gpu) for point in table.itertuples()]
+    found = table.assign(silicon_data_source=source + ";", moe_backend=kernels, **figures, **whole)
     return found[[*TEXT, *WHOLE, *MEASURED, *PREDICTED, "split", "problem"]]
 
 

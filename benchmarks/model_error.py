@@ -23,7 +23,7 @@ BETWEEN = (0.85, 0.97)
 """What share of points is to be within their 90% intervals."""
 LEFT_OUT: dict[str, Callable[[Case], Hashable]] = {
     "its layout and lengths": lambda case: (*case[:5], case.load and case.load[1:]),
-    "its model on this engine and GPU": lambda case: case[:4],
+    "its model on this engine and GPU": lambda case: case.key,
     "its model": lambda case: case.model,
 }
 """What others may not have in common with a point."""

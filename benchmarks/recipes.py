@@ -110,7 +110,7 @@ def timing_of(point: Any, gpu: str) -> TimingConfig:
         timed_as=point.backend,
         moe_backend=moe_backend_of(point, gpu),
         sampling="top-p" if is_sweep(point) else "greedy",
-        max_cudagraph_capture_size=0 if vllm is None else vllm.max_cudagraph_capture_size,
+        max_cudagraph_capture_size=None if vllm is None else vllm.max_cudagraph_capture_size,
     )
 
 

@@ -56,6 +56,9 @@ OWN_NAMES: dict[EngineType, dict[str, str]] = {
 }
 """What settings of vLLM, or those in their place, are called elsewhere, for messages."""
 
+VLLM_ALONE = ("gpu_memory_utilization", "max_cudagraph_capture_size")
+"""Settings of `TimingConfig` that only vLLM has by these names."""
+
 UNCACHED: dict[EngineType, dict[str, bool]] = {
     "vllm": {"enable_prefix_caching": False},
     "sglang": {"enable_hierarchical_cache": False, "disable_radix_cache": True},  # in this order
@@ -112,7 +115,7 @@ class SimulatedConfig:
         if name in _names(self.config):
             return None
         owners = [kind for kind, config in self.configs.items() if name in _names(config)]
-        if own != "vllm" and name == "gpu_memory_utilization":
+        if own != "vllm" and name in VLLM_ALONE:
             owners = ["vllm"]
         if not owners:
             return None

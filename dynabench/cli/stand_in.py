@@ -91,7 +91,7 @@ def vllm(
         print(json.dumps(_shown(config), indent=2, default=str))
         return
     log.info(about_times(config.timing))
-    if unused := without_effect(given, own):
+    if unused := without_effect(given, own, config.timing):
         log.info(unused)
     _serve(config, many)
 

@@ -112,14 +112,20 @@ def _speculation(engine: EngineConfig) -> dict[str, Any]:
 
 def _of_timing(timing: TimingConfig) -> dict[str, Any]:
     found: dict[str, Any] = {"gpu_memory_utilization": timing.gpu_memory_utilization}
-    if timing.pipeline_parallel_size > 1:
-        found["pipeline_parallel_size"] = timing.pipeline_parallel_size
+    if stages := num_stages(timing):
+        found["pipeline_parallel_size"] = stages
     if timing.enable_expert_parallel:
         found["enable_expert_parallel"] = True
     if is_quantized_on_loading(timing):
         found["quantization"] = "fp8"
     if timing.kv_cache_dtype != "auto":
         found["kv_cache_dtype"] = timing.kv_cache_dtype
+    if timing.moe_backend != "auto":
+        found["moe_backend"] = timing.moe_backend
+    if timing.max_cudagraph_capture_size:
+        found["max_cudagraph_capture_size"] = timing.max_cudagraph_capture_size
+    elif timing.max_cudagraph_capture_size == 0:  # which vLLM refuses
+        found["compilation_config"] = json.dumps({"cudagraph_mode": "FULL_DECODE_ONLY"})
     return found
 
 
@@ -193,6 +199,7 @@ def sglang_command(pool: Pool, quantization: str | None) -> Launch:
     given: dict[str, Any] = {
         "model_path": _model(timing),
         "tp_size": timing.tensor_parallel_size,
+        "pp_size": num_stages(timing),
         **settings,
         "ep_size": timing.tensor_parallel_size if timing.enable_expert_parallel else None,
         "quantization": quantization,
@@ -235,6 +242,7 @@ def trtllm_command(pool: Pool, quantization: str | None) -> Launch:
         config, left_out = _as_trtllm(pool)
     given = {
         "tp_size": timing.tensor_parallel_size,
+        "pp_size": num_stages(timing),
         "ep_size": timing.tensor_parallel_size if timing.enable_expert_parallel else None,
         "max_num_tokens": config.max_num_tokens,
         "max_batch_size": config.max_batch_size,
@@ -245,9 +253,10 @@ def trtllm_command(pool: Pool, quantization: str | None) -> Launch:
     }
     words = ["trtllm-serve", _model(timing), *_flags(given, "_")]
     file = json.dumps(_trtllm_options(pool, config))
-    weights = [f"use a checkpoint with {quantization} weights"] if quantization else []
+    checkpoint = [f"use a checkpoint with {quantization} weights"] * bool(quantization)
+    checkpoint += ["use a checkpoint with KV in 16 bits"] * (timing.kv_cache_dtype == "bfloat16" != stored_kv(timing))
     unit = [] if config.chunk_unit_size is None else ["no flag for chunk_unit_size"]
-    return Launch(words, [f"{TRTLLM_OPTIONS} has {file}", *weights, *unit, *left_out, *_left_out(pool, TRTLLM_HAS)])
+    return Launch(words, [f"{TRTLLM_OPTIONS} has {file}", *checkpoint, *unit, *left_out, *_left_out(pool, TRTLLM_HAS)])
 
 
 def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
@@ -259,6 +268,8 @@ def _trtllm_options(pool: Pool, config: TrtllmConfig) -> dict[str, Any]:
             section[name.removeprefix("kv_cache_").removeprefix("attention_dp_")] = value
     if pool.timing.kv_cache_dtype == "fp8":
         options["kv_cache_config"]["dtype"] = "fp8"
+    if pool.timing.moe_backend != "auto":
+        options["moe_config"] = {"backend": pool.timing.moe_backend.upper()}
     if pool.role != "aggregated":
         options["cache_transceiver_config"] = {"backend": "DEFAULT"}
     if pool.role == "prefill":
@@ -300,7 +311,13 @@ def _flags(given: Mapping[str, Any], joint: str) -> Iterator[str]:
 def _left_out(pool: Pool, has: tuple[str, ...]) -> list[str]:
     """Name the settings that were changed and have no flag."""
     names = [name for name in changed(pool.mocker) if name not in has] if pool.engine_type == "vllm" else []
+    names += ["max_cudagraph_capture_size"] * (pool.timing.max_cudagraph_capture_size is not None)
     return [f"no flag for {', '.join(names)}"] if names else []
+
+
+def num_stages(timing: TimingConfig) -> int | None:
+    """Return the stages of the model; None if there is only one, which is every engine's default."""
+    return timing.pipeline_parallel_size if timing.pipeline_parallel_size > 1 else None
 
 
 def is_quantized_on_loading(timing: TimingConfig) -> bool:
@@ -311,3 +328,8 @@ def is_quantized_on_loading(timing: TimingConfig) -> bool:
 def stored_weights(timing: TimingConfig) -> str:
     """Return the type of the published weights."""
     return "" if timing.model is None else find_model(timing.model, timing.read_model_as).weights
+
+
+def stored_kv(timing: TimingConfig) -> str:
+    """Return the type of KV that the checkpoint asks for."""
+    return "bfloat16" if timing.model is None else find_model(timing.model, timing.read_model_as).kv_dtype

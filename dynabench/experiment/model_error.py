@@ -25,6 +25,7 @@ from mocker.models.catalog import find_model, original_id
 from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.config import TimingConfig
+from mocker.timing.parts import OWN_CHOICE
 from reports.figures.metrics import per_request
 from reports.record.records import Record
 from serving.role import Role
@@ -83,9 +84,16 @@ class Case(NamedTuple):
     weights: str
     num_gpus: int
     load: Load | None = None
+    moe_backend: str = "auto"
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What points of one case have in common."""
+        return (*self[:4], self.moe_backend)
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.model, self.weights, "on", self.engine, "and", self.gpu)))
+        words = (self.model, self.weights, "on", self.engine, "and", self.gpu)
+        return " ".join(filter(None, words)) + f" with moe_backend {self.moe_backend}" * (self.moe_backend != "auto")
 
 
 class Ratios(NamedTuple):
@@ -192,10 +200,23 @@ def model_error(timing: TimingConfig, load: Load | None = None) -> ModelError | 
         return None
     if timing.speedup_ratio != 1 or timing.decode_speedup_ratio != 1:
         return None
-    shape, gpu = timing.shape, find_gpu(timing.gpu).name
-    num_gpus = timing.tensor_parallel_size * timing.pipeline_parallel_size
-    case = Case(timing.host_times, _name(timing.model), gpu, shape.weights, num_gpus, load)
-    return known_points().error_of(case, shape)
+    return known_points().error_of(case_of(timing, load), timing.shape)
+
+
+def case_of(timing: TimingConfig, load: Load | None = None) -> Case:
+    """Return the case that a model on a GPU is."""
+    assert timing.model is not None
+    assert timing.gpu is not None
+    engine, weights, kernels = timing.host_times, timing.shape.weights, timing.moe_backend
+    return Case(
+        engine,
+        _name(timing.model),
+        find_gpu(timing.gpu).name,
+        weights,
+        timing.tensor_parallel_size * timing.pipeline_parallel_size,
+        load,
+        "auto" if OWN_CHOICE.get((engine, weights)) == kernels else kernels,
+    )
 
 
 class Points:
@@ -217,6 +238,7 @@ class Points:
         self._engines = np.array([case.engine for case in self.cases])
         self._gpus = np.array([case.gpu for case in self.cases])
         self._weights = np.array([case.weights for case in self.cases])
+        self._kernels = np.array([case.moe_backend for case in self.cases])
         self._num_gpus = np.log2([case.num_gpus for case in self.cases])
         self._loads = np.log2([case.load or (1, 1, 1) for case in self.cases])
 
@@ -229,6 +251,7 @@ class Points:
             TYPES.get(weights, weights) or self._shapes[model].weights,
             int(row["tp_size"]) * (int(row["attention_dp_size"]) if row["backend"] == "trtllm" else 1),
             Load(float(row["concurrency"]), float(row["isl"]), float(row["osl"])),
+            row.get("moe_backend", "auto"),
         )
 
     def error_of(self, case: Case, shape: ModelShape, among: npt.NDArray[np.bool_] | None = None) -> ModelError:
@@ -248,7 +271,7 @@ class Points:
         spread = SPREAD + SPREAD_AWAY * nearest
         tpot, ttft = (Ratios(self.logs[metric][places][counted], weights, spread) for metric in ("tpot", "ttft"))
         best = self.cases[places[distances.argmin()]]
-        alike = np.array([one[:4] == best[:4] for one in self.cases])
+        alike = np.array([one.key == best.key for one in self.cases])
         return ModelError(
             tpot,
             ttft,
@@ -265,7 +288,8 @@ class Points:
         names, places = np.unique(self._models, return_inverse=True)
         found: Floats = np.array([self._between_models(name, kind, case, shape) for name in names])[places]
         found += 2.0 * (self._engines != case.engine) + 0.7 * (self._gpus != case.gpu)
-        found += 0.5 * (self._weights != case.weights) + 0.25 * np.abs(self._num_gpus - math.log2(case.num_gpus))
+        found += 0.5 * (self._weights != case.weights) + 0.5 * (self._kernels != case.moe_backend)
+        found += 0.25 * np.abs(self._num_gpus - math.log2(case.num_gpus))
         if case.load is not None:
             found += np.abs(self._loads - np.log2(np.maximum(case.load, 1.0))) @ [0.2, 0.15, 0.1]
         return found
@@ -348,4 +372,6 @@ def _differences(one: Case, its: ModelShape, case: Case, shape: ModelShape) -> s
         found.append(f"the model has {own} parameters" + f", not {other}" * (own != other))
     if one.weights and one.weights != shape.weights:
         found.append(f"weights are {shape.weights}")
+    if case.moe_backend != one.moe_backend:
+        found.append(f"moe_backend is {case.moe_backend}")
     return "here, " + " and ".join(found) if found else ""

@@ -20,7 +20,7 @@ from foundation.errors import UserError
 from foundation.files import replace_text
 from mocker.config import SCHEDULERS, EngineVersion
 from mocker.models.catalog import model_configs
-from mocker.timing.catalog import gpu_names
+from mocker.timing.catalog import gpu_names, moe_backends
 from mocker.timing.config import Quantization
 
 Row = dict[str, str]
@@ -31,6 +31,8 @@ PRECISIONS = {"bfloat16": "bf16"}
 """Types of weights that are called otherwise in points."""
 NUMBER = re.compile(r"[0-9]{1,12}(\.[0-9]{1,6})?")
 """No longer than a figure is, so that nothing can hide in one."""
+LATER = {"moe_backend": "auto"}
+"""Columns that older files lack, and what their points ran with."""
 TIMES = ("silicon_ttft_ms", "silicon_tpot_ms", "ttft", "tpot")
 """Columns of numbers with decimals; those of others count something."""
 
@@ -39,7 +41,7 @@ TIMES = ("silicon_ttft_ms", "silicon_tpot_ms", "ttft", "tpot")
 def columns() -> tuple[str, ...]:
     """Return the names of the columns, in order."""
     with files(__package__).joinpath("published_points.csv").open(encoding="utf-8") as file:
-        return tuple(next(csv.reader(file)))
+        return tuple(dict.fromkeys([*next(csv.reader(file)), *LATER]))
 
 
 @cache
@@ -55,6 +57,7 @@ def words() -> Mapping[str, Collection[str]]:
         "gpu": tuple(gpu_names()),
         "precision": tuple(PRECISIONS.get(weights, weights) for weights in get_args(Quantization)),
         "drafts": ("False",),
+        "moe_backend": moe_backends(),
         "split": (SPLIT,),
         "problem": ("",),
     }
@@ -93,8 +96,10 @@ def read_points(path: Path) -> list[Row]:
     """
     try:
         reader = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
-        _check_columns(reader.fieldnames or ())
-        rows: list[Row] = list(reader)
+        names = reader.fieldnames or ()
+        lacking = {name: value for name, value in LATER.items() if name not in names}
+        _check_columns([*names, *lacking])
+        rows: list[Row] = [row | lacking for row in reader]
     except (OSError, ValueError, csv.Error) as error:
         raise UserError(f"points {path}: {error}") from error
     for line, row in enumerate(rows, 2):

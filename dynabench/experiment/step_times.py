@@ -42,7 +42,8 @@ def _source(timing: TimingConfig) -> str:
         case "roofline":
             weights = f" with {timing.quantization} weights" if timing.quantization else ""
             gpus = f" and tensor parallel size {timing.tensor_parallel_size}" if timing.tensor_parallel_size > 1 else ""
-            return f"roofline of {timing.model}{weights} on {timing.gpu}{gpus}, timed as {timing.host_times}"
+            kernels = f" with moe_backend {timing.moe_backend}" if timing.moe_backend != "auto" else ""
+            return f"roofline of {timing.model}{weights} on {timing.gpu}{gpus}, timed as {timing.host_times}{kernels}"
         case "constant":
             prefill, decode = timing.constant_prefill_ms, timing.constant_decode_ms
             return (

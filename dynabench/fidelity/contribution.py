@@ -73,6 +73,7 @@ def _engine(pool: Pool) -> Row:
         "gpu": gpu,
         "precision": PRECISIONS.get(timing.shape.weights, timing.shape.weights),
         "drafts": "False",
+        "moe_backend": timing.moe_backend,
         "tp_size": str(size),
         "attention_dp_size": str(ranks),
         "moe_tp_size": str(1 if timing.enable_expert_parallel else size),

@@ -34,6 +34,7 @@ def find_gpu(name: str, engine: str = "vllm") -> Gpu:
         latent_prefill=Prompts(*facts.get("latent_prefill", facts["prefill"])),
         all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
         architecture=facts["architecture"],
+        engine=engine,
         **{name: facts[name] for name in ("mixed_decode_slowdown", "mixed_row_s", "mixed_tile_s") if name in facts},
     )
 
@@ -41,6 +42,13 @@ def find_gpu(name: str, engine: str = "vllm") -> Gpu:
 def gpu_names() -> list[str]:
     """Return the names of the bundled GPUs."""
     return list(_read("gpus"))
+
+
+def moe_backends() -> list[str]:
+    """Return the names of kernels of experts that were measured on any GPU, and auto."""
+    engines = [own for facts in _read("gpus").values() for own in facts.get("engines", {}).values()]
+    asked = [name.partition("/")[2] for own in engines for name in own.get("experts", {})]
+    return [*dict.fromkeys(["auto", *filter(None, asked)])]
 
 
 def _over(facts: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:

@@ -76,9 +76,10 @@ class TimingConfig:
     max_num_seqs, at most 512, or 1024 on Blackwell). It launches the kernels of a larger step one by one, which takes longer.
     So do SGLang and TensorRT-LLM for every step with prompts."""
 
-    moe_backend: Literal["auto", "marlin", "cutlass"] = "auto"
-    """Kernels of routed experts, as vLLM's --moe-backend and TensorRT-LLM's moe_config (auto: those that the engine chooses).
-    Only those that were measured on the GPU, with the weights of the model, are accepted."""
+    moe_backend: str = "auto"
+    """Kernels of routed experts: vLLM's --moe-backend (marlin), or the backend of TensorRT-LLM's moe_config (cutlass; auto:
+    those that the engine chooses). Only those that were measured with the engine on the GPU are accepted, with weights of as
+    many bits: Marlin for 4 bits, on Blackwell only for MXFP4 and INT4."""
 
     timed_as: Literal["vllm", "sglang", "trtllm"] | None = None
     """Engine whose host times are added to the roofline (default: that of engine_type)."""
@@ -92,6 +93,7 @@ class TimingConfig:
     def __post_init__(self) -> None:
         """Refuse values that leave a step's time undefined, or define it twice."""
         check_settings(self)
+        object.__setattr__(self, "moe_backend", self.moe_backend.lower().replace("-", "_"))  # as vLLM reads it
         if self.pipeline_parallel_size > 1 and self.timing_name != "roofline":
             raise ValueError(
                 f"pipeline_parallel_size is {self.pipeline_parallel_size}, and timing is {self.timing_name}; expected 1, or a gpu "

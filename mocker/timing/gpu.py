@@ -73,6 +73,8 @@ class Gpu:
     all_reduce: dict[int, AllReduces] = field(hash=False)
     """By number of GPUs: (bytes, seconds), in order."""
     architecture: str = ""
+    engine: str = "vllm"
+    """Whose kernels these are."""
     mixed_decode_slowdown: float = 0.0
     """Factor on reading a decode's KV next to a prefill, for each query head that shares a KV head (at least 1)."""
     mixed_row_s: float = 0.0

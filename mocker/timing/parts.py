@@ -13,6 +13,8 @@ from mocker.timing.roofline import Attention, Coefficients, Host, Reach
 from mocker.timing.sampling import SAMPLERS, Sampler, Sampling
 
 BLOCKS = "fp8_block"
+OWN_CHOICE = {("vllm", "int4"): "marlin"}
+"""The names of kernels that engines choose themselves for experts with such weights, where a GPU has a row of them."""
 ELEMENTWISE_EFFICIENCY = 0.6
 HEAD_EFFICIENCY = 0.75
 SQUARES_BYTES = 8.0
@@ -104,6 +106,26 @@ def drafter_coefficients(
     return found._replace(host=Host(0.0, 0.0, 0.0, 0.0, 0.0))
 
 
+def moe_backends_of(shape: ModelShape, gpu: Gpu) -> set[str]:
+    """Return the `moe_backend` that a model may have on a GPU: auto, and those that were measured with all its experts."""
+    experts = [network.expert_matrices[0] for network, _ in shape.feed_forwards if network.num_experts]
+    return set.intersection(*[set(_kernels(gpu, matrix.weight)) for matrix in experts]) if experts else {"auto"}
+
+
+def _kernels(gpu: Gpu, weight: WeightType) -> dict[str, Experts]:
+    """Return the kernels that route tokens to experts with such weights, by `moe_backend`."""
+    kernels, kind = gpu.experts, _kind(gpu, weight)
+    found = {"auto": kernels.get(kind) or kernels["bfloat16"]}
+    if kind in kernels and (chosen := OWN_CHOICE.get((gpu.engine, kind))):
+        found[chosen] = kernels[kind]
+    return found | {name.partition("/")[2]: kernel for name, kernel in kernels.items() if name.startswith(f"{kind}/")}
+
+
+def _kind(gpu: Gpu, weight: WeightType) -> str:
+    """Return what such weights of experts are called among a GPU's kernels."""
+    return "mxfp4" if weight == MXFP4 and "mxfp4" in gpu.experts else weight.name
+
+
 def layer_with_head(shape: ModelShape) -> ModelShape:
     """Return the last layer of a model that has attention, with the model's head: about what EAGLE and MTP compute."""
     layer = next(layer for layer, _ in reversed(shape.layers) if any(mixer.num_heads for mixer in layer.mixers))
@@ -143,17 +165,13 @@ class Device:
         Raises:
             ValueError: the one that was asked for was not measured.
         """
-        kernels = self.gpu.experts
-        kind = "mxfp4" if weight == MXFP4 and "mxfp4" in kernels else weight.name
-        if self.moe_backend == "auto":
-            return kernels.get(kind) or kernels["bfloat16"]
-        if (name := f"{weight.name}/{self.moe_backend}") not in kernels:
-            asked = [kernel.partition("/")[2] for kernel in kernels if kernel.startswith(f"{weight.name}/")]
+        gpu, found = self.gpu, _kernels(self.gpu, weight)
+        if self.moe_backend not in found:
             raise ValueError(
-                f"moe_backend {self.moe_backend} was not measured on {self.gpu.name} for experts with {weight.name} weights; "
-                f"expected {' or '.join(['auto', *asked])}"
+                f"moe_backend {self.moe_backend} was not measured for {gpu.engine} on {gpu.name} with {_kind(gpu, weight)} "
+                f"experts; expected {' or '.join(found)}"
             )
-        return kernels[name]
+        return found[self.moe_backend]
 
     def compute_type(self, weight: WeightType) -> str:
         """Return the type in which the GPU multiplies by such weights.

@@ -11,7 +11,7 @@ import pytest
 
 from dynabench.capacity.commands import deploy_commands
 from dynabench.deployment.description import Deployment, Pool
-from dynabench.deployment.launch import vllm_command
+from dynabench.deployment.launch import engine_command, vllm_command
 from mocker import EngineConfig, SglangConfig, TrtllmConfig
 from mocker.timing.config import TimingConfig
 from serving.router import ROUTER_MODES, RouterConfig
@@ -241,7 +241,7 @@ def test_settings_of_the_router_go_with_it(mode, settings, said):
 
 
 SGLANG_SERVER = {
-    "--model-path", "--tp-size", "--ep-size", "--chunked-prefill-size", "--max-running-requests", "--page-size",
+    "--model-path", "--tp-size", "--pp-size", "--ep-size", "--chunked-prefill-size", "--max-running-requests", "--page-size",
     "--mem-fraction-static", "--context-length", "--max-total-tokens", "--quantization", "--kv-cache-dtype",
     "--disable-radix-cache", "--disable-overlap-schedule", "--enable-priority-scheduling",
     "--schedule-low-priority-values-first", "--disaggregation-mode", "--disaggregation-transfer-backend",
@@ -254,7 +254,7 @@ SGLANG_SERVER = {
 }  # fmt: skip
 """Flags of `python -m sglang.launch_server` 0.5.23, from the fields of its ServerArgs."""
 TRTLLM_SERVER = {
-    "--tp_size", "--ep_size", "--max_num_tokens", "--max_batch_size", "--max_seq_len", "--enable_chunked_prefill",
+    "--tp_size", "--pp_size", "--ep_size", "--max_num_tokens", "--max_batch_size", "--max_seq_len", "--enable_chunked_prefill",
     "--kv_cache_free_gpu_memory_fraction", "--extra_llm_api_options",
 }  # fmt: skip
 """Options of `trtllm-serve` in TensorRT-LLM's repository at 4c05a748."""
@@ -298,6 +298,60 @@ def test_every_flag_is_the_engines_own_and_what_has_none_is_named(engine, flags,
     assert {word for word in words if word.startswith("--")} <= flags
     assert "no flag for " in note
     assert "watermark" in note.partition("no flag for ")[2]
+
+
+OF_ENGINES = {
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "enable_expert_parallel": True,
+    "quantization": "fp8",
+    "kv_cache_dtype": "fp8",
+    "gpu_memory_utilization": 0.8,
+    "max_cudagraph_capture_size": 1024,
+    "moe_backend": "marlin",
+}
+"""Settings of step times that engines have, too, each with a value that is not its default."""
+OF_NO_ENGINE = {
+    "speedup_ratio", "decode_speedup_ratio", "timing", "timing_file", "model", "gpu", "read_model_as", "link_gbps", "sampling",
+    "timed_as", "constant_prefill_ms", "constant_decode_ms",
+}  # fmt: skip
+"""The others: of the simulation and the hardware, the model itself, and what requests say."""
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("name", OF_ENGINES)
+def test_every_setting_of_step_times_that_engines_have_is_a_flag_or_named(engine, name):
+    assert set(OF_ENGINES) | OF_NO_ENGINE == {field.name for field in dataclasses.fields(TimingConfig)}
+    usual, changed = (
+        engine_command(pool(timing={"timed_as": engine} | more)) for more in ({}, {name: OF_ENGINES[name]})
+    )
+    has_other = (engine, name) != ("sglang", "moe_backend")  # of which none was measured
+    assert (usual != changed) == has_other
+
+
+def test_kernels_and_cuda_graphs_are_flags_of_vllm():
+    found = flags(pool(timing={"moe_backend": "marlin", "max_cudagraph_capture_size": 1024}))
+    assert (found["--moe-backend"], found["--max-cudagraph-capture-size"]) == ("marlin", "1024")
+    alone = flags(pool(timing={"max_cudagraph_capture_size": 0}))
+    assert "--max-cudagraph-capture-size" not in alone
+    assert json.loads(alone["--compilation-config"]) == {"cudagraph_mode": "FULL_DECODE_ONLY"}
+
+
+def test_kernels_are_in_tensorrt_llms_file_and_cuda_graphs_of_prompts_are_vllms_alone():
+    _, note = launched("trtllm", timing={"moe_backend": "cutlass", "max_cudagraph_capture_size": 1024})
+    assert '"moe_config": {"backend": "CUTLASS"}' in note
+    assert "no flag for max_cudagraph_capture_size" in note
+
+
+def test_a_checkpoint_decides_whether_tensorrt_llms_kv_has_16_bits():
+    given = {
+        "model": "nvidia/DeepSeek-R1-0528-FP4-V2",
+        "gpu": "b200",
+        "tensor_parallel_size": 8,
+        "kv_cache_dtype": "bfloat16",
+    }
+    assert "use a checkpoint with KV in 16 bits" in launched("trtllm", timing=given)[1]
+    assert "KV in 16 bits" not in launched("trtllm", timing={"kv_cache_dtype": "bfloat16"})[1]
 
 
 def engine_line(**settings):

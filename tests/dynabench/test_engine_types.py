@@ -134,6 +134,15 @@ def test_vllms_share_of_memory_is_refused_with_the_engines_own(kind, name):
         )
 
 
+@pytest.mark.parametrize("kind", ["sglang", "trtllm"])
+def test_vllms_cuda_graphs_of_prompts_are_refused_for_other_engines(kind):
+    timing = replace(H100, max_cudagraph_capture_size=512)
+    with pytest.raises(
+        ValueError, match="max_cudagraph_capture_size has no effect: it is a setting of engine_type vllm"
+    ):
+        simulated_pool(SimulatedConfig(EngineTypeConfig(engine_type=kind), timing=timing))
+
+
 def test_settings_without_effect_in_an_arm_are_named():
     pool = simulated_pool(SimulatedConfig(EngineTypeConfig(), *SETTINGS.values(), H100), {"engine_type"})
     arms = [Deployment(pools=(change_pool(pool, "engine_type", kind),)) for kind in ("vllm", "sglang")]

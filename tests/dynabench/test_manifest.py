@@ -144,6 +144,10 @@ LLAMA = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="h100", tensor_parall
             "p: roofline of meta-llama/Llama-3.1-70B with fp8 weights on b200, timed as vllm; "
             "d: roofline of meta-llama/Llama-3.1-70B with fp8 weights on h100 and tensor parallel size 4, timed as vllm",
         ),
+        (
+            (Pool(timing=TimingConfig(model="openai/gpt-oss-120b", gpu="h200", moe_backend="marlin")),),
+            "roofline of openai/gpt-oss-120b on h200, timed as vllm with moe_backend marlin",
+        ),
         ((Pool(engine="echo_core"),), None),
     ],
 )

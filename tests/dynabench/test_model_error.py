@@ -1,11 +1,23 @@
 """The error of simulated times: what measured points that are most like a case say, and that their intervals hold."""
 
+import csv
 import math
+from importlib.resources import files
 
 import numpy as np
 import pytest
 
-from dynabench.experiment.model_error import FAR, Case, Load, Ratios, kind_of, model_error, published_points
+from dynabench.experiment.model_error import (
+    FAR,
+    Case,
+    Load,
+    Points,
+    Ratios,
+    case_of,
+    kind_of,
+    model_error,
+    published_points,
+)
 from mocker.models.catalog import find_model
 from mocker.timing.config import TimingConfig
 from tests.support.commands import dynabench
@@ -19,7 +31,7 @@ def quoted(model, gpu="h100", *, load=None, **settings):
 
 def test_nine_of_ten_points_lie_within_the_intervals_of_other_cases():
     points = published_points()
-    keys = [case[:4] for case in points.cases]
+    keys = [case.key for case in points.cases]
     within = {"ttft": [], "tpot": []}
     for place in range(0, len(keys), 3):
         case, others = points.cases[place], np.array([key != keys[place] for key in keys])
@@ -50,6 +62,33 @@ def test_what_differs_from_the_nearest_case_is_said(model, gpu, settings, differ
     found = quoted(model, gpu, tensor_parallel_size=8, **settings)
     assert found.differs == differs
     assert f"published points of {found.nearest} ({differs})" in found.text
+
+
+def judged(kernels, **settings):
+    """Return what points say of gpt-oss if those on Hopper ran with such kernels."""
+    text = files("dynabench.experiment").joinpath("published_points.csv").read_text()
+    rows = list(csv.DictReader(text.splitlines()))
+    for row in rows:
+        is_it = row["backend"] == "vllm" and "gpt-oss" in row["model_path"] and row["gpu"] in ("h100", "h200")
+        row |= {"moe_backend": kernels if is_it else "auto"}
+    timing = TimingConfig(model="openai/gpt-oss-120b", gpu="h200", **settings)
+    return Points(rows).error_of(case_of(timing), timing.shape)
+
+
+def test_runs_with_other_kernels_are_less_like_a_case_and_that_is_said():
+    own, asked = judged("marlin"), judged("marlin", moe_backend="marlin")
+    said = "published points of openai/gpt-oss-120b fp4 on vllm and h200 with moe_backend marlin"
+    assert str(own) == f"the nearest measured case, {own.points} {said} (here, moe_backend is auto)"
+    assert str(asked) == f"{asked.points} {said}"
+    assert own.distance == asked.distance + 0.5
+    assert own.tpot.spread > asked.tpot.spread
+    assert judged("auto").distance == asked.distance
+
+
+def test_kernels_that_vllm_chooses_itself_are_the_same_case_if_they_are_named():
+    kimi = {"model": "moonshotai/Kimi-K2.5", "gpu": "h200", "tensor_parallel_size": 8}
+    usual, named = (case_of(TimingConfig(**kimi, moe_backend=name)) for name in ("auto", "marlin"))
+    assert usual == named
 
 
 def test_what_is_far_away_is_only_a_hint_and_less_certain():

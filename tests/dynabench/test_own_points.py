@@ -73,6 +73,25 @@ def test_a_validation_contributes_its_means_and_nothing_that_tells_who_measured(
         assert [cell for cell in cells if cell not in known and not NUMBER.fullmatch(cell)] == []
 
 
+def test_points_of_a_file_from_before_kernels_could_be_named_ran_with_those_of_the_engine(tmp_path):
+    file = tmp_path / "points.csv"
+    add_points(file, [ROW])
+    with file.open() as text:
+        (row,) = csv.DictReader(text)
+    assert row.pop("moe_backend") == "auto"
+    file.write_text(f"{','.join(row)}\n{','.join(row.values())}\n")
+    assert read_points(file) == [row | {"moe_backend": "auto"}]
+    add_points(file, [ROW | {"moe_backend": "marlin"}])
+    assert [row["moe_backend"] for row in read_points(file)] == ["auto", "marlin"]
+
+
+def test_a_contribution_has_the_kernels_that_were_asked_for(real, tmp_path):
+    flags = ["--model", "openai/gpt-oss-20b", "--gpu", "h100", "--moe-backend", "marlin"]
+    assert validate(real, *flags, "--contribute", tmp_path / "points.csv").returncode == 0
+    (row,) = read_points(tmp_path / "points.csv")
+    assert row["moe_backend"] == "marlin"
+
+
 def test_rows_are_added_to_a_file_of_points_and_to_no_other(real, tmp_path):
     file = tmp_path / "points.csv"
     for out in "ab":
@@ -169,7 +188,10 @@ def test_what_has_no_ratio_is_refused(changes, message):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda lines: [lines[0], lines[1].rsplit(",", 3)[0]], "line 2: tpot is not a number"),
+        (
+            lambda lines: [lines[0], ",".join(lines[1].split(",")[: columns().index("tpot")])],
+            "line 2: tpot is not a number",
+        ),
         (lambda lines: [lines[0], lines[1] + ",1"], "line 2: the columns are not those"),
         (lambda lines: ["name,secret"], "points.csv: the columns are not those"),
         (lambda lines: [lines[0] + ",tpot", lines[1] + ",1"], "points.csv: the columns are not those"),

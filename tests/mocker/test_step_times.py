@@ -489,16 +489,48 @@ def test_weights_that_are_scaled_in_blocks_have_kernels_of_their_own():
     assert sglang[0].parts == sglang[1].parts  # SGLang's were not measured apart
 
 
-def test_kernels_of_experts_are_those_that_are_asked_for():
-    asked = {"model": "openai/gpt-oss-120b", "gpu": "h200", "num_gpu_blocks": 1000}
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_kernels_of_experts_are_those_that_are_asked_for(gpu):
+    asked = {"model": "openai/gpt-oss-120b", "gpu": gpu, "num_gpu_blocks": 1000}
     usual, marlin = roofline(**asked).timing, roofline(**asked, moe_backend="marlin").timing
     assert marlin.mixed(chunk(8192), 0, 0) > 1.3 * usual.mixed(chunk(8192), 0, 0)
-    with pytest.raises(ValueError, match=r"moe_backend cutlass was not measured on h200 .* expected auto or marlin"):
-        roofline(**asked, moe_backend="cutlass")
+
+
+def test_other_kernels_need_experts_and_a_gpu():
     with pytest.raises(ValueError, match="no routed experts; expected auto"):
         roofline(moe_backend="marlin")
     with pytest.raises(ValueError, match="moe_backend is marlin, and timing is polynomial; expected auto"):
         TimingConfig(moe_backend="marlin")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "model", "engine", "asked", "message"),
+    [
+        ("h200", "openai/gpt-oss-120b", "vllm", "cutlass", "cutlass was not measured for vllm on h200 with fp4 .* auto or marlin"),
+        ("h200", "openai/gpt-oss-120b", "vllm", "triton", "triton was not measured for vllm on h200 with fp4 .* auto or marlin"),
+        ("h200", "openai/gpt-oss-120b", "trtllm", "marlin", "marlin was not measured for trtllm on h200 with fp4 experts; expected auto$"),
+        ("h200", "openai/gpt-oss-120b", "sglang", "marlin", "marlin was not measured for sglang on h200 with fp4 experts; expected auto$"),
+        ("b200", "nvidia/DeepSeek-V3.1-NVFP4", "vllm", "marlin", "marlin was not measured for vllm on b200 with fp4 experts; expected auto$"),
+        ("b200", "openai/gpt-oss-120b", "trtllm", "cutlass", "cutlass was not measured for trtllm on b200 with mxfp4 experts; expected auto$"),
+        ("l40s", "moonshotai/Kimi-K2.5", "vllm", "marlin", "marlin was not measured for vllm on l40s with int4 experts; expected auto$"),
+    ],
+)  # fmt: skip
+def test_kernels_that_were_not_measured_are_refused_with_those_that_were(gpu, model, engine, asked, message):
+    with pytest.raises(ValueError, match=f"moe_backend {message}"):
+        roofline(gpu, model, timed_as=engine, moe_backend=asked, num_gpu_blocks=1000)
+
+
+@pytest.mark.parametrize("gpu", ["h100", "h200", "b200"])
+def test_kernels_that_vllm_chooses_itself_may_be_named(gpu):
+    shape, times = find_model("moonshotai/Kimi-K2.5"), find_engine("vllm", find_gpu(gpu).architecture)
+    usual, marlin = (coefficients(shape, find_gpu(gpu), times, moe_backend=name) for name in ("auto", "marlin"))
+    assert usual == marlin
+
+
+def test_kernels_are_named_as_vllm_reads_them():
+    asked = {"model": "openai/gpt-oss-120b", "gpu": "b200"}
+    assert TimingConfig(**asked, moe_backend="MARLIN") == TimingConfig(**asked, moe_backend="marlin")
+    assert TimingConfig(**asked, moe_backend="FlashInfer-TRTLLM").moe_backend == "flashinfer_trtllm"
 
 
 def test_every_rank_moves_the_tokens_of_all_experts():

@@ -33,8 +33,9 @@ def test_vllm_takes_the_command_line_of_a_plan(parser, role, engine, weights):
     from vllm.entrypoints.launchers.cli_args import validate_parsed_serve_args
 
     timing = TimingConfig(
-        model="meta-llama/Llama-3.1-70B", gpu="b200", tensor_parallel_size=4, quantization=weights, kv_cache_dtype="fp8"
-    )
+        model="meta-llama/Llama-3.1-70B", gpu="b200", tensor_parallel_size=4, quantization=weights, kv_cache_dtype="fp8",
+        max_cudagraph_capture_size=1024, moe_backend="marlin",
+    )  # fmt: skip
     program, command, *words = vllm_command(Pool(role=role, mocker=engine, timing=timing))
     assert (program, command) == ("vllm", "serve")
     parsed = parser.parse_args(words)
@@ -45,6 +46,7 @@ def test_vllm_takes_the_command_line_of_a_plan(parser, role, engine, weights):
     assert taken.data_parallel_size == engine.dp_size
     assert taken.num_gpu_blocks_override == engine.num_gpu_blocks
     assert taken.max_model_len == (engine.max_model_len or -1)
+    assert (taken.moe_backend, taken.max_cudagraph_capture_size) == ("marlin", 1024)
     assert taken.quantization == ("fp8" if weights == "fp8" else None)
     for name in (
         "max_num_batched_tokens", "max_num_seqs", "block_size", "max_num_active_seqs", "scheduling_policy", "watermark",
@@ -100,3 +102,11 @@ def test_vllm_takes_the_speculation_of_a_plan(parser, method):
     timing = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="b200", tensor_parallel_size=4)
     taken = AsyncEngineArgs.from_cli_args(parser.parse_args(vllm_command(Pool(mocker=engine, timing=timing))[2:]))
     assert (taken.speculative_config["method"], taken.speculative_config["num_speculative_tokens"]) == (method, 3)
+
+
+def test_vllm_takes_cuda_graphs_of_decodes_alone_from_the_command_line_of_a_plan(parser):
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    timing = TimingConfig(model="meta-llama/Llama-3.1-70B", gpu="b200", max_cudagraph_capture_size=0)
+    taken = AsyncEngineArgs.from_cli_args(parser.parse_args(vllm_command(Pool(timing=timing))[2:]))
+    assert taken.compilation_config.cudagraph_mode.name == "FULL_DECODE_ONLY"

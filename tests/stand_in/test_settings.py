@@ -5,6 +5,7 @@ import shlex
 
 import pytest
 
+from mocker.timing.config import TimingConfig
 from serving.stand_in.simulation import SimulationConfig
 from serving.stand_in.vllm.flags.command_line import parse_arguments
 from serving.stand_in.vllm.settings.settings import about_times, stand_in_config, without_effect
@@ -239,8 +240,26 @@ def test_what_changes_step_times_is_refused_only_where_they_are_a_gpus():
     given = parse_arguments([LLAMA, "--enforce-eager", "--attention-backend", "TRITON_ATTN", "-pp", "1"])
     assert stand_in_config(given, environment={}).engine.max_num_seqs == 1024
     told = "accepted without effect: --enforce-eager, --attention-backend"
-    assert without_effect(given, SimulationConfig()) == told
-    assert without_effect({"port": 1}, SimulationConfig()) is None
+    assert without_effect(given, SimulationConfig(), TimingConfig()) == told
+    assert without_effect({"port": 1}, SimulationConfig(), TimingConfig()) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "gpu", "used"),
+    [
+        ("openai/gpt-oss-120b --moe-backend MARLIN", "h200", "marlin"),
+        ("openai/gpt-oss-120b --moe-backend triton", "h200", "auto"),
+        ("openai/gpt-oss-120b --moe-backend marlin", None, "auto"),
+        (f"{LLAMA} --moe-backend marlin", "h200", "auto"),
+        ("openai/gpt-oss-120b", "h200", "auto"),
+    ],
+)
+def test_kernels_of_experts_count_where_they_were_measured_and_are_named_where_not(line, gpu, used):
+    given, own = parse_arguments(shlex.split(line)), SimulationConfig(gpu=gpu)
+    timing = stand_in_config(given, own, environment={}).timing
+    assert timing.moe_backend == used
+    is_idle = used == "auto" and "moe-backend" in line
+    assert without_effect(given, own, timing) == ("accepted without effect: --moe-backend" if is_idle else None)
 
 
 def test_steps_with_prompts_have_cuda_graphs_up_to_the_size_that_vllm_is_told():

@@ -10,6 +10,7 @@ from mocker.models.shape import ModelShape
 from mocker.timing.catalog import find_gpu
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
+from mocker.timing.parts import moe_backends_of
 from mocker.timing.vllm_defaults import GPU_MEMORY_UTILIZATION, USUAL, server_defaults
 from mocker.vllm.config import EngineConfig
 from mocker.vllm.versions import version_of
@@ -81,9 +82,18 @@ def step_times_of(given: Mapping[str, Any], own: SimulationConfig) -> TimingConf
         gpu_memory_utilization=given.get("gpu_memory_utilization", GPU_MEMORY_UTILIZATION),
         link_gbps=own.link_gbps,
         max_cudagraph_capture_size=given.get("max_cudagraph_capture_size"),
+        moe_backend=_moe_backend(given.get("moe_backend", "auto"), own, shape),
         speedup_ratio=own.speedup_ratio,
         decode_speedup_ratio=own.decode_speedup_ratio,
     )
+
+
+def _moe_backend(asked: str, own: SimulationConfig, shape: ModelShape | None) -> str:
+    """Return the kernels of experts whose times are known: those that are asked for, if they were measured."""
+    if not own.predicts or shape is None:
+        return "auto"
+    assert own.gpu is not None
+    return asked if asked in moe_backends_of(shape, find_gpu(own.gpu)) else "auto"
 
 
 def _check_dtype(dtype: str) -> None:

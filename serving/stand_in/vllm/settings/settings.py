@@ -93,10 +93,11 @@ def refuse(given: Mapping[str, Any], own: SimulationConfig) -> None:
             raise ValueError(f"{_spelled(name, value)}: {why}")
 
 
-def without_effect(given: Mapping[str, Any], own: SimulationConfig) -> str | None:
+def without_effect(given: Mapping[str, Any], own: SimulationConfig, timing: TimingConfig) -> str | None:
     """Name the arguments that are accepted and change nothing; None if there are none."""
     kinds = ("harmless",) if own.predicts else ("harmless", "refused with --gpu")
-    names = [arguments()[name].flag for name in differing(given) if treatments()[name].kind in kinds]
+    idle = {"moe_backend"} if given.get("moe_backend", timing.moe_backend) != timing.moe_backend else set()
+    names = [arguments()[name].flag for name in differing(given) if name in idle or treatments()[name].kind in kinds]
     return f"accepted without effect: {', '.join(names)}" if names else None
 
 
