@@ -240,7 +240,8 @@ def main() -> None:
             own = gpu.setdefault("engines", {}).setdefault(name, {})
             tables = Tables(options.systems, gpu_name, name)
             for kind, key, value, error in fit_engine(tables, gpu, engine, L2_BYTES[gpu_name]):
-                into = gpu if name == "vllm" and kind == "experts" else own  # which other engines have, too
+                # vLLM's own choice of experts' kernels is that of engines without tables, too.
+                into = gpu if (name, kind) == ("vllm", "experts") and "/" not in key else own
                 if key:
                     into.setdefault(kind, {})[key] = value
                 else:
