@@ -36,7 +36,7 @@ def test_the_table_of_runs_begins_with_those_that_others_predict_better(page, bl
     means = {who: blis.errors(table, who).abs().mean(axis=1) for who in page.SIMULATORS}
     lost = means.pop(blis.OURS) - pd.DataFrame(means).min(axis=1)
     assert lost.is_monotonic_decreasing
-    assert (lost > 0).sum() == 0, "the page says so"
+    assert (lost > 0).sum() == 1, "the page says so"
 
 
 @pytest.mark.parametrize("run", [53, 57])
