@@ -20,15 +20,14 @@ from fit_kernels import (
     BLOCKS,
     EXPERTS,
     L2_BYTES,
-    ROUTING,
     SYSTEMS,
     Array,
     Fit,
     all_reduces,
     decodes,
     fit,
-    fit_experts,
     fit_prefill,
+    fit_routed,
     gemms,
     seconds,
     written,
@@ -157,18 +156,8 @@ def fit_gemms(tables: Tables, gpu: dict[str, Any], engine: Engine) -> Iterator[t
 def fit_all_experts(tables: Tables, gpu: dict[str, Any], kinds: Mapping[str, Rows]) -> Iterator[tuple[str, Fit]]:
     """Fit each kernel of routed experts."""
     for kind, rows in kinds.items():
-        table = tables.rows("moe", rows, "moe_dtype")
-        table = table[table["distribution"] == ROUTING]
-        table = table.assign(
-            routed=table["num_tokens"] * table["topk"] / table["moe_ep_size"],
-            share=table["topk"] / table["num_experts"],
-            num_experts=table["num_experts"] / table["moe_ep_size"],
-            weights=3 * table["hidden_size"] * table["inter_size"] / table["moe_tp_size"],
-        )
-        weights = kind.partition("/")[0]
-        plain = MXFP4 if "mxfp4" in rows.weights else PLAIN[weights]
-        peak = gpu["flops"].get(plain.name, gpu["flops"]["bfloat16"])
-        yield kind, fit_experts(table, plain.bytes, peak, gpu["bandwidth"])
+        weight = MXFP4 if "mxfp4" in rows.weights else PLAIN[kind.partition("/")[0]]
+        yield kind, fit_routed(tables.rows("moe", rows, "moe_dtype"), weight, gpu)
 
 
 def fit_latent_prefill(table: pd.DataFrame, peak: float) -> Fit:

@@ -4,7 +4,8 @@
     python benchmarks/fidelity_points.py ../shared/perfdata/e2e_points.csv --csv dynabench/experiment/published_points.csv
 
 Each point is a closed loop of C requests at a time, 10 C in total. `recipes.py` says how the engines were started, and
-which lengths were sent; `contradictions.py`, which rows do not count because they contradict others or repeat them. The figures are means over all requests, including the burst at the start. The constants of
+which lengths were sent; `contradictions.py`, which rows do not count because they contradict others or repeat them.
+The figures are means over all requests, including the burst at the start. The constants of
 mocker/timing/data/engines.json were fitted to every second of some of the points (fit_engines.py); `splits.py` says
 which. `dynabench/experiment/published_points.csv` has every point with its prediction, which
 `tests/dynabench/test_published_points.py` computes again for some; `fidelity_page.py` makes tables and pictures of it.

@@ -1,16 +1,17 @@
 """Fit the overheads of engines (mocker/timing/data/engines.json) to published end-to-end points.
 
     python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv           # print times and errors of both halves
-    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write   # also write them; a quarter of an hour
+    python benchmarks/fit_engines.py ../shared/perfdata/e2e_points.csv --write   # also write them; 5 minutes
 
 vLLM's times are fitted to every second dense point, for both architectures together, because the engine's own work is
 the same on both. H100 ran with synchronous scheduling and B200 with asynchronous, which separates host from GPU.
 Prompts of 1 k and 8 k tokens do not separate the time of a request from the time to launch its kernels, so what a short
 prompt spends outside the engine is that of other runs (short_prompts.py), and its parts are fitted once more
-(`fit_outside`). The other backends get vLLM's times and factors on their kernels for each architecture (`fit_kernels`). These are fitted to
-every second of at most 40 points of each model, GPU and precision that have the backend's own scheduler, of dense
-models if there are any. What launching the kernels of mixtures adds, without CUDA graphs, is fitted for vLLM and
-TensorRT-LLM to TTFT of short prompts (`fit_mixtures`). benchmarks/fidelity_points.py defines points.
+(`fit_outside`). The other backends get vLLM's times and a factor on their kernels for each architecture
+(`fit_kernels`). These are fitted to every second of at most 40 points of each model, GPU and precision that have the
+backend's own scheduler, of dense models if there are any. What launching the kernels of mixtures adds, without CUDA
+graphs, is fitted for vLLM and TensorRT-LLM to TTFT of short prompts (`fit_mixtures`). benchmarks/fidelity_points.py
+defines points.
 
 Some values are not fitted here: the times of RTX cards are those of their recorded runs, which had no HTTP; the cost of
 exchanges between ranks comes from the recorded run of two; and the sizes up to which vLLM fused all-reduces are the
@@ -108,10 +109,9 @@ def fit_vllm(engines: Engines, points: list[Point]) -> None:
     def put(logs: np.ndarray) -> None:
         for (architectures, name), value in zip(names, start * np.exp(logs - 1), strict=True):
             for architecture in architectures:
-                own, (name, _, kind) = engines["vllm"].setdefault(architecture, {}), name.partition(".")
-                if kind:
-                    own, name = own.setdefault(name, {}), kind
-                own[name] = float(f"{value:.3g}")
+                own, (key, _, kind) = engines["vllm"].setdefault(architecture, {}), name.partition(".")
+                into, key = (own.setdefault(key, {}), kind) if kind else (own, key)
+                into[key] = float(f"{value:.3g}")
 
     def residuals(logs: np.ndarray) -> np.ndarray:
         put(logs)

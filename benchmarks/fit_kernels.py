@@ -6,8 +6,8 @@
 Kernels are AIConfigurator's tables (CSV), layers those of LLMServingSim's profiler (its folder profiler/perf). Half of
 the rows are fitted in log space with a robust loss, and the errors are those of the other half. The formulas are those
 of mocker/timing/roofline.py. Some values are not fitted: peaks and bandwidths come from data sheets, and memory sizes
-from torch. Where no table exists, the experts of Ampere, Ada and H200 are H100's, and those of the RTX 4090 are the RTX
-PRO 6000's.
+from torch. Where no table exists, the experts of Ampere and Ada are H100's, and those of the RTX 4090 are the RTX
+PRO 6000's. Run `engine_kernels.py` afterwards, which adds H200's experts and other engines' kernels.
 """
 
 import argparse
@@ -21,6 +21,7 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from mocker.models.catalog import find_model
+from mocker.models.layers import WeightType
 from mocker.models.weight_types import PLAIN
 from mocker.timing.gpu import over_link
 
@@ -233,8 +234,8 @@ def fit_experts(table: pd.DataFrame, weight_bytes: float, peak: float, bandwidth
     return fit(model, ranges, [table[name].to_numpy(float) for name in names], seconds(table))
 
 
-def experts(table: pd.DataFrame, gpu: dict[str, Any], kernels: dict[str, str]) -> Iterator[tuple[str, Fit]]:
-    """Fit each type of weight of routed layers."""
+def fit_routed(table: pd.DataFrame, weight: WeightType, gpu: dict[str, Any]) -> Fit:
+    """Fit a kernel of routed experts to its rows of a table."""
     table = table[table["distribution"] == ROUTING]
     table = table.assign(
         routed=table["num_tokens"] * table["topk"] / table["moe_ep_size"],
@@ -242,10 +243,7 @@ def experts(table: pd.DataFrame, gpu: dict[str, Any], kernels: dict[str, str]) -
         num_experts=table["num_experts"] / table["moe_ep_size"],
         weights=3 * table["hidden_size"] * table["inter_size"] / table["moe_tp_size"],
     )
-    for dtype, kernel in kernels.items():
-        rows = table[table["kernel_source"].str.contains(kernel)]
-        peak = gpu["flops"].get(dtype, gpu["flops"]["bfloat16"])
-        yield dtype, fit_experts(rows, PLAIN[dtype].bytes, peak, gpu["bandwidth"])
+    return fit_experts(table, weight.bytes, gpu["flops"].get(weight.name, gpu["flops"]["bfloat16"]), gpu["bandwidth"])
 
 
 def all_reduces(table: pd.DataFrame) -> dict[str, list[list[float]]]:
@@ -285,7 +283,9 @@ def from_tables(name: str, gpu: dict[str, Any], folder: Path) -> Iterator[tuple[
             slow = over_link([(size, us * 1e-6) for size, us in rows], int(count), LINKS[name])
             gpu["all_reduce"][count] = [[size, round(time * 1e6, 2)] for size, time in slow]
     if name in EXPERTS:
-        for dtype, found in experts(read("moe"), gpu, EXPERTS[name]):
+        table = read("moe")
+        for dtype, kernel in EXPERTS[name].items():
+            found = fit_routed(table[table["kernel_source"].str.contains(kernel)], PLAIN[dtype], gpu)
             gpu["experts"][dtype] = found.coefficients
             yield f"experts {dtype}", found
 

@@ -211,14 +211,14 @@ def started(point: Any, gpu: str) -> Started:
 def vllm_of(point: Any, gpu: str) -> EngineConfig:
     """Return the settings of vLLM's scheduler."""
     script = started(point, gpu)
-    most = int(point.concurrency)
+    concurrency = int(point.concurrency)
     if is_sweep(point):
-        script = script._replace(max_num_batched_tokens=int(point.isl) + most)
+        script = script._replace(max_num_batched_tokens=int(point.isl) + concurrency)
     return EngineConfig(
         dp_size=int(point.attention_dp_size) if point.attention_dp_size > 1 else 1,
         block_size=16,
-        max_num_seqs=max(script.max_num_seqs, most),
-        max_num_batched_tokens=max(script.max_num_batched_tokens, script.max_num_seqs, most),
+        max_num_seqs=max(script.max_num_seqs, concurrency),
+        max_num_batched_tokens=max(script.max_num_batched_tokens, script.max_num_seqs, concurrency),
         enable_prefix_caching=False,
         async_scheduling=script.async_scheduling,
     )

@@ -64,7 +64,12 @@ def assumed(name: str, weights: str) -> str:
         weights: the type that most of its weights count as.
     """
     key, stated = bundled_id(name), _stated(name)
-    if key is None or stated in (_stated(key), "bfloat16") or weights != (stated or "bfloat16"):
+    if (
+        key is None
+        or stated in (_stated(key), "bfloat16")
+        or _stated(key) == "bfloat16"
+        or weights != (stated or "bfloat16")
+    ):
         return ""
     if stated is None:
         return f"of this model, only {key} is bundled; without --quantization, all weights count as BF16"

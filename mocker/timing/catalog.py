@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from foundation.text import instead_of
-from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu, Prompts
+from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu, PrefillAttention
 
 DATA = Path(__file__).with_name("data")
 
 
 def find_gpu(name: str, engine: str = "vllm") -> Gpu:
-    """Return a bundled GPU, with the kernels of an engine where they were measured, else with vLLM's.
+    """Return a bundled GPU, with the kernels of an engine where it has some of its own, else with those of all.
 
     Raises:
         ValueError: it is not bundled.
@@ -29,9 +29,9 @@ def find_gpu(name: str, engine: str = "vllm") -> Gpu:
         gemm={dtype: Gemm(*row) for dtype, row in facts["gemm"].items()},
         experts={kernel: Experts(*row) for kernel, row in facts["experts"].items()},
         decode={dtype: Decode(*row) for dtype, row in facts["decode"].items()},
-        prefill=Prompts(*facts["prefill"]),
+        prefill=PrefillAttention(*facts["prefill"]),
         latent_decode={dtype: Decode(*row) for dtype, row in facts.get("latent_decode", {}).items()},
-        latent_prefill=Prompts(*facts.get("latent_prefill", facts["prefill"])),
+        latent_prefill=PrefillAttention(*facts.get("latent_prefill", facts["prefill"])),
         all_reduce={int(n): [(size, time * 1e-6) for size, time in rows] for n, rows in facts["all_reduce"].items()},
         architecture=facts["architecture"],
         engine=engine,

@@ -82,7 +82,7 @@ class TimingConfig:
     many bits: Marlin for 4 bits, on Blackwell only for MXFP4 and INT4."""
 
     timed_as: Literal["vllm", "sglang", "trtllm"] | None = None
-    """Engine whose host times are added to the roofline (default: that of engine_type)."""
+    """Engine whose kernels and host times the roofline adds up (default: that of engine_type)."""
 
     constant_prefill_ms: NotNegative = 20.0
     """Duration of the prefill part of a step, for the constant step-time model (ms)."""
@@ -165,7 +165,7 @@ class TimingConfig:
 
     @property
     def host_times(self) -> Literal["vllm", "sglang", "trtllm"]:
-        """The engine whose host times these are."""
+        """The engine whose kernels and host times these are."""
         return self.timed_as or "vllm"
 
     @property

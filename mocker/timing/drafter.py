@@ -90,4 +90,5 @@ def _drafter(engine: EngineConfig, timing: TimingConfig) -> Coefficients:
         expert_parallel_size=expert_parallel_size(engine, timing),
         kv_dtype=timing.kv_dtype,
         link_gbps=timing.link_gbps,
+        moe_backend="auto" if engine.draft_model else timing.moe_backend,
     )

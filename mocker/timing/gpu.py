@@ -41,7 +41,7 @@ class Decode(NamedTuple):
     """Share of the 16-bit peak that latent attention reaches, if its operations take longer than its bytes."""
 
 
-class Prompts(NamedTuple):
+class PrefillAttention(NamedTuple):
     """t = 4 * heads * head_dim * (length^2 / 2 + pad * length) / (peak * compute) for each new prompt's attention."""
 
     compute: float
@@ -66,10 +66,10 @@ class Gpu:
     gemm: dict[str, Gemm] = field(hash=False)
     experts: dict[str, Experts] = field(hash=False)
     decode: dict[str, Decode] = field(hash=False)
-    prefill: Prompts
+    prefill: PrefillAttention
     latent_decode: dict[str, Decode] = field(hash=False)
     """Of latent attention, by the type of the cache; empty: as other attention."""
-    latent_prefill: Prompts
+    latent_prefill: PrefillAttention
     all_reduce: dict[int, AllReduces] = field(hash=False)
     """By number of GPUs: (bytes, seconds), in order."""
     architecture: str = ""

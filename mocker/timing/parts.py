@@ -7,7 +7,7 @@ from mocker.models.kv_cache import INDEX_BYTES, KV_BYTES
 from mocker.models.layers import FeedForward, Matrix, Mixer, WeightType
 from mocker.models.shape import ModelShape
 from mocker.models.weight_types import MXFP4
-from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu, Prompts, over_link
+from mocker.timing.gpu import Decode, EngineTimes, Experts, Gemm, Gpu, PrefillAttention, over_link
 from mocker.timing.kernels import HALF, AllReduce, ExpertLayer, Head, KernelPart, Matrices, Rate
 from mocker.timing.roofline import Attention, Coefficients, Host, Reach
 from mocker.timing.sampling import SAMPLERS, Sampler, Sampling
@@ -88,6 +88,7 @@ def drafter_coefficients(
     expert_parallel_size: int,
     kv_dtype: str,
     link_gbps: float | None,
+    moe_backend: str = "auto",
 ) -> Coefficients:
     """Compute the parts of the times of a drafter, whose host work is hidden: a model, or one layer with a head.
 
@@ -102,6 +103,7 @@ def drafter_coefficients(
         expert_parallel_size=expert_parallel_size,
         kv_dtype=kv_dtype,
         link_gbps=link_gbps,
+        moe_backend=moe_backend if shape.num_experts else "auto",
     )
     return found._replace(host=Host(0.0, 0.0, 0.0, 0.0, 0.0))
 
@@ -151,7 +153,7 @@ class Device:
         kernels = (mixer.latent_flops and self.gpu.latent_decode) or self.gpu.decode
         return kernels.get(self.kv_dtype) or kernels["bfloat16"]
 
-    def prefill(self, mixer: Mixer) -> Prompts:
+    def prefill(self, mixer: Mixer) -> PrefillAttention:
         """Return the efficiency of attention over prompts."""
         return self.gpu.latent_prefill if mixer.latent_flops else self.gpu.prefill
 
@@ -183,7 +185,8 @@ class Device:
             return "bfloat16"  # unpacked on the way
         if weight.compute not in self.gpu.gemm:
             raise ValueError(
-                f"{self.gpu.name} does not support {weight.compute} weights; expected one of {', '.join(self.gpu.gemm)}"
+                f"{self.gpu.name} does not support {weight.compute} weights; "
+                f"expected one of {', '.join([name for name in self.gpu.gemm if name != BLOCKS])}"
             )
         return weight.compute
 
@@ -296,7 +299,7 @@ def _attention(device: Device, shape: ModelShape, everything: Reach) -> Attentio
         tile += count * mixer.num_heads / n
     return Attention(
         pair_s=everything.pair_s,
-        pad=max([device.prefill(mixer).pad for mixer, _ in shape.mixers]),
+        pad=max([device.prefill(mixer).pad for mixer, _ in shape.mixers if mixer.num_heads], default=0.0),
         kv_s=everything.kv_s,
         mixed_kv_s=everything.mixed_kv_s,
         row_s=scale * rows_s,
