@@ -154,6 +154,6 @@ def test_checkpoints_of_a_model_share_its_originals_id(name):
 
 @pytest.mark.parametrize("name", ["openai/gpt-oss-120b-BF16", "deepseek-ai/DeepSeek-R1-BF16"])
 def test_a_name_that_promises_16_bits_is_not_read_as_fewer(name):
-    with pytest.raises(ValueError, match="is not bundled, and the weights of .* --quantization bfloat16"):
+    with pytest.raises(ValueError, match=r"is not bundled, and the weights of .* --quantization bfloat16"):
         find_model(name)
     assert find_model("Qwen/Qwen3-8B-BF16") == find_model("Qwen/Qwen3-8B")
