@@ -36,8 +36,9 @@ SIZES = (1, 2, 4, 8)
 """GPUs that a worker may need for its model, in the order in which they are tried."""
 
 
-FITTED = "# tensor_parallel_size is what the model needs; nobody chose it, so a plan tries others\n"
-"""The first line of a file whose sizes are like that; a file has to name them, because `simulate -f` would take 1."""
+FITTED = "# dynabench: fitted tensor_parallel_size"
+"""How a file begins whose sizes are what the model needs; a file has to name them, because `simulate -f` would take 1."""
+WHY_FITTED = " (nobody chose it, so a plan tries others)\n"
 
 
 class Deployment(description.Deployment):
@@ -127,7 +128,7 @@ class Deployment(description.Deployment):
         """Return it as YAML, with what differs from the defaults and without passwords; write it to a file, too, if one is named."""
         text = yaml.safe_dump(as_changed(self), sort_keys=False)
         if "tensor_parallel_size" in _changed(self) and not self.chooses("tensor_parallel_size"):
-            text = FITTED + text
+            text = FITTED + WHY_FITTED + text
         if path is not None:
             path_of("path", path).write_text(text)
         return text

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dynabench.api.arguments import checked, listed, path_of, texts_of
-from dynabench.api.asked import AnyDeployment, AnyWorkload, Asked, Limits, workload_of
 from dynabench.api.beside_a_loop import beside_a_loop
+from dynabench.api.command_call import AnyDeployment, AnyWorkload, CommandCall, Limits, workload_of
 from dynabench.api.deployment import deployment_of
 from dynabench.api.notebook import terminal
 from dynabench.api.rehearsal_result import RehearsalResult
@@ -56,8 +56,8 @@ def simulate(
     Raises:
         UserError: a setting, the workload or the deployment is invalid; the message is one line.
     """
-    asked = Asked("simulate", workload, deployment, vary, slo, repeats, seed, out, options)
-    return asked.compared("virtual", progress, ShapeConfig, LoadConfig)
+    call = CommandCall("simulate", workload, deployment, vary, slo, repeats, seed, out, options)
+    return call.compared("virtual", progress, ShapeConfig, LoadConfig)
 
 
 @checked
@@ -93,8 +93,8 @@ def run(
     """
     if url is not None and deployment is not None:
         raise UserError("url measures another server, but deployment describes dynabench's own stack; leave one out")
-    asked = Asked("run", workload, deployment, vary, slo, repeats, seed, out, {"url": url, **options})
-    return asked.compared("wall", progress, ShapeConfig, LoadConfig, ClientConfig)
+    call = CommandCall("run", workload, deployment, vary, slo, repeats, seed, out, {"url": url, **options})
+    return call.compared("wall", progress, ShapeConfig, LoadConfig, ClientConfig)
 
 
 @checked
@@ -134,12 +134,12 @@ def sweep(
     """
     from dynabench.experiment.sweep import run_sweep
 
-    asked = Asked("sweep", workload, deployment, vary, slo, repeats, seed, out, {"find": find, **options})
-    config, experiment, *others = asked.settings(SweepConfig, ExperimentConfig, ShapeConfig, LoadConfig)
-    asked.refuse_to_travel(config.backend)
-    with asked.shown(progress) as console:
-        settings = Settings(asked.deployment, *others)
-        return SweepResult(*run_sweep(asked.workload, config, experiment, settings, console=console))
+    call = CommandCall("sweep", workload, deployment, vary, slo, repeats, seed, out, {"find": find, **options})
+    config, experiment, *others = call.settings(SweepConfig, ExperimentConfig, ShapeConfig, LoadConfig)
+    call.refuse_to_travel(config.backend)
+    with call.shown(progress) as console:
+        settings = Settings(call.deployment, *others)
+        return SweepResult(*run_sweep(call.workload, config, experiment, settings, console=console))
 
 
 @checked
@@ -180,24 +180,24 @@ def plan(
     from dynabench.capacity.settings import PlanConfig
 
     options = {name: listed(value) if name == "loads" else value for name, value in options.items()}
-    asked = Asked("plan", workload, deployment, vary, slo, repeats, seed, out, options)
+    call = CommandCall("plan", workload, deployment, vary, slo, repeats, seed, out, options)
     if not (vary and "router_mode" in vary):
-        asked.options["router_mode"] = ()
-    fixed = asked.deployment
+        call.options["router_mode"] = ()
+    fixed = call.deployment
     if len(fixed.pools) > 1:
         raise UserError(
             f"the deployment has {len(fixed.pools)} pools, but a plan chooses them; describe one pool, and vary prefill_workers for "
             "separate prefill and decode workers"
         )
     (pool,) = fixed.pools
-    asked.fix("tensor_parallel_size", "tensor_parallel_size", pool.timing.tensor_parallel_size)
-    asked.fix("max_num_batched_tokens", chunk := CHUNK[pool.engine_type], getattr(pool.engine_config, chunk))
-    config, experiment, shape, load = asked.settings(PlanConfig, ExperimentConfig, ShapeConfig, LoadConfig)
-    asked.refuse_to_travel(config.backend)
+    call.fix("tensor_parallel_size", "tensor_parallel_size", pool.timing.tensor_parallel_size)
+    call.fix("max_num_batched_tokens", chunk := CHUNK[pool.engine_type], getattr(pool.engine_config, chunk))
+    config, experiment, shape, load = call.settings(PlanConfig, ExperimentConfig, ShapeConfig, LoadConfig)
+    call.refuse_to_travel(config.backend)
     single = replace(pool, replicas=1, timing=replace(pool.timing, tensor_parallel_size=1))
     settings = Settings(replace(fixed, pools=(single,)), shape, load)
-    with asked.shown(progress) as console:
-        return PlanResult(*run_plan(asked.workload, config, experiment, settings, console=console))
+    with call.shown(progress) as console:
+        return PlanResult(*run_plan(call.workload, config, experiment, settings, console=console))
 
 
 @checked
@@ -228,22 +228,21 @@ def bench(
     Raises:
         UserError: an endpoint does not answer, or a setting is invalid.
     """
-    from dynabench.benchmark.run import Asked as Benchmarked
-    from dynabench.benchmark.run import run_bench
+    from dynabench.benchmark.run import Asked, run_bench
     from dynabench.benchmark.settings import BenchClientConfig, BenchConfig, SentConfig
 
     options = {name: listed(value) if name in ("concurrency", "rate") else value for name, value in options.items()}
     urls = texts_of("url", url, "http://localhost:8000")
-    asked = Asked("bench", workload, None, None, slo, repeats, seed, out, options)
-    asked.options["router_mode"] = ()
-    config, sent, experiment, client, shape = asked.settings(
+    call = CommandCall("bench", workload, None, None, slo, repeats, seed, out, options)
+    call.options["router_mode"] = ()
+    config, sent, experiment, client, shape = call.settings(
         BenchConfig, SentConfig, ExperimentConfig, BenchClientConfig, ShapeConfig
     )
-    whole = Benchmarked(
-        urls=urls, given=asked.workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
+    asked = Asked(
+        urls=urls, given=call.workload, config=config, sent=sent, shape=shape, client=client, experiment=experiment
     )
-    with asked.shown(progress) as console:
-        return SweepResult(*beside_a_loop(lambda lent: run_bench(whole, console=console, interrupt=lent)))
+    with call.shown(progress) as console:
+        return SweepResult(*beside_a_loop(lambda lent: run_bench(asked, console=console, interrupt=lent)))
 
 
 @checked

@@ -37,5 +37,5 @@ def doctor(*, as_json: Annotated[bool, Parameter(name="--json", negative=())] = 
                 console.say(HANGING + advice, indent=HANGING)
         console.say("\nNext:")
         for step in steps:
-            console.say(f"  {step}", indent=HANGING)
+            console.verbatim(f"  {step}")
     return int(any(check.state == "broken" for check in found))

@@ -306,7 +306,7 @@ class Points:
 
 
 def _name(model: str) -> str:
-    """Return what models of one shape are called alike; a path as it is."""
+    """Return the id of the original that all checkpoints of a model share; other names, such as a path, as they are."""
     return original_id(model) or model
 
 

@@ -231,7 +231,14 @@ def run_rehearsal(
                 console.verbatim(f"  {failed.file}\n  {failed.picture}")
                 display.what = "rehearsing"
 
-            found = rehearse_all(plan, config, interrupt, see_written, on_violations=see, on_try=try_smaller)
+            def try_alone(seed: int) -> None:
+                console.say(
+                    f"a process ended; rehearsing seed {seed}, which was under way, again, alone", style="yellow"
+                )
+
+            found = rehearse_all(
+                *(plan, config, interrupt, see_written), on_violations=see, on_try=try_smaller, on_alone=try_alone
+            )
             return found._replace(is_complete=not interrupt.is_asked)
 
 
@@ -258,6 +265,7 @@ def rehearse_all(
     *,
     on_violations: Callable[[int, Violation], object] = lambda *_: None,
     on_try: Callable[[int, str, int], object] = lambda *_: None,
+    on_alone: Callable[[int], object] = lambda *_: None,
 ) -> Found:
     """Rehearse every seed, each in another process; stop early if the user interrupts.
 
@@ -268,6 +276,7 @@ def rehearse_all(
         on_failure: is told of a seed that failed, once it is as small as it gets, and written.
         on_violations: is told at once the first that did not hold with a seed.
         on_try: is told a seed, the size of the least that fails so far, and the number of the next try.
+        on_alone: is told a seed before it is rehearsed again, because a process ended while several were under way.
 
     Raises:
         UserError: one cannot be rehearsed, or its process ended.
@@ -294,15 +303,19 @@ def rehearse_all(
                 )
         except KilledError as error:
             begun = {seed: calls[place] for place, seed in enumerate(seeds) if 0 < interrupt.shares.each()[place] < 1}
-            raise UserError(f"{_killed(begun)}{_own_code(plan)}; if memory ran out, use fewer --jobs") from error
+            said = _killed(begun, on_alone) + _own_code(plan)
+            raise UserError(f"{said}; if memory ran out, use fewer --jobs") from error
     return found
 
 
-def _killed(begun: Mapping[int, Call]) -> str:
+def _killed(begun: Mapping[int, Call], on_alone: Callable[[int], object]) -> str:
     """Say which seed ended its process: of several that were under way, the first that does it alone, too."""
-    if len(begun) < 2:
-        return f"the process that rehearsed seed {listed([*map(str, begun)])} ended"
+    if not begun:
+        return "a process ended while it rehearsed no seed"
+    if len(begun) == 1:
+        return f"the process that rehearsed seed {next(iter(begun))} ended"
     for seed, call in begun.items():
+        on_alone(seed)
         try:
             with Interrupt() as interrupt:
                 list(in_parallel([call], 1, interrupt=interrupt, is_apart=True))

@@ -38,11 +38,10 @@ def find_model(name: str, read_as: str | None = None) -> ModelShape:
 
 def hub_id(name: str) -> str:
     """Return the Hugging Face id of a bundled model that is called by less than that; other names as they are."""
-    ids = _by_plain_name()
-    longer = next((key for key in model_configs() if key.lower().startswith(f"{name.lower()}-")), None)
-    if name.lower() in ids or name in model_configs():
-        return ids.get(name.lower(), name)
-    return _only_longer(_plain(name), ids) or (longer if longer and _plain(longer) == _plain(name) else name)
+    key = bundled_id(name)
+    if key is None or name.lower() not in key.lower() or (_stated(name) or "bfloat16") != (_stated(key) or "bfloat16"):
+        return name
+    return key
 
 
 def bundled_id(name: str) -> str | None:

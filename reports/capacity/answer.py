@@ -248,7 +248,8 @@ def _ranking(answer: PlanAnswer, shown: list[Ranked], *, left: int, bounded: lis
         notes.append(f"<= {bound}: fewer than {bound} may be enough; they were not tried, because others are cheaper.")
     if any(layout.prefill_workers is not None for layout in shown):
         notes.append("2+3: 2 workers prefill and 3 decode.")
-    notes += steady_queue_told(cells for _, cells in lines)
+    way_out = "allow more GPUs (--max-gpus), or use a lower rate (--rate-scale)"
+    notes += steady_queue_told((cells for _, cells in lines), way_out)
     if left:
         notes.append(f"{left} more in plan.json.")
     notes += _bounds(bounded)

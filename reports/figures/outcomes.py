@@ -204,13 +204,12 @@ STEADY_QUEUE = "steady queue"
 """The limit that a run has in addition to those that are set."""
 
 
-def steady_queue_told(rows: Iterable[Iterable[str]]) -> list[str]:
+def steady_queue_told(rows: Iterable[Iterable[str]], way_out: str) -> list[str]:
     """Say what a steady queue is, and the way out, beside a table whose rows name it; empty if none does."""
     if not any(STEADY_QUEUE in cell for cells in rows for cell in cells):
         return []
     return [
-        f"{STEADY_QUEUE}: requests arrived faster than they were answered, so more and more of them waited; use more workers, "
-        "or a lower rate (--rate-scale)."
+        f"{STEADY_QUEUE}: requests arrived faster than they were answered, so more and more of them waited; {way_out}."
     ]
 
 

@@ -51,7 +51,8 @@ def lay_out(rows: Rows, manifest: dict[str, Any], *, is_complete: bool) -> Sweep
         made["verdict"] += (
             f" ~: the 95% interval includes the limit, so more {'time' if _is_bench(manifest) else 'repeats'} could change the result."
         )
-    made["verdict"] = " ".join(filter(None, [made["verdict"], *steady_queue_told(made["rows"])]))
+    way_out = "use more workers, or a lower rate (--rate-scale)"  # no row of a benchmark names this limit
+    made["verdict"] = " ".join(filter(None, [made["verdict"], *steady_queue_told(made["rows"], way_out)]))
     if untried := manifest["sweep"].get("untried"):
         made["verdict"] += f" There was no time left for {', '.join(untried)} (--within-s)."
     if not is_complete:

@@ -222,6 +222,9 @@ def test_a_file_names_the_gpus_of_a_worker_only_if_its_writer_chose_them(tmp_pat
     assert again.pools[0].tensor_parallel_size == 4
     assert not again.chooses("tensor_parallel_size")
     assert again.to_yaml() == given.to_yaml()
+    _, rest = given.to_yaml().split("\n", 1)
+    marked = f"# dynabench: fitted tensor_parallel_size, in words of another version\n{rest}"
+    assert not db.Deployment.from_yaml(marked).chooses("tensor_parallel_size")
     for size in (4, 8):
         assert db.Deployment.from_yaml(db.Deployment(**model, tensor_parallel_size=size).to_yaml()).chooses(
             "tensor_parallel_size"

@@ -32,6 +32,11 @@ def test_without_servers_all_is_well_and_the_lines_fit(tmp_path):
     assert "dynabench simulate" in done.stdout.partition("Next:")[2]
 
 
+def test_each_next_step_is_a_line_at_any_width(tmp_path):
+    lines = dynabench("doctor", cwd=tmp_path, env=ALONE | {"COLUMNS": "40"}).stdout.splitlines()
+    assert "  compare two router modes, with nothing else: dynabench simulate" in lines
+
+
 def test_every_engine_has_a_line_with_its_version_or_how_to_install_it(tmp_path):
     found = doctor(cwd=tmp_path)
     for name in ENGINES:

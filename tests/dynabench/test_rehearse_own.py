@@ -153,14 +153,21 @@ def test_of_several_rehearsals_under_way_the_one_that_ends_its_process_is_named(
     done = dynabench("rehearse", *words, "--out", "x", cwd=tmp_path)
     said = "the process that rehearsed seed 4 ended, and again when it rehearsed that seed alone; it ran my_mode.py"
     assert (done.returncode, said in done.stderr.splitlines()[-1]) == (2, True)
+    assert "a process ended; rehearsing seed 4, which was under way, again, alone" in " ".join(done.stdout.split())
 
 
 def test_a_seed_ends_its_process_only_if_it_does_so_alone():
     lives, ends = (str, ()), (os._exit, (3,))
     alone = "the process that rehearsed seed 7 ended, and again when it rehearsed that seed alone"
-    assert killed({3: lives, 7: ends, 8: ends}) == alone
+    again = []
+    assert killed({3: lives, 7: ends, 8: ends}, again.append) == alone
+    assert again == [3, 7]
     none = "a process that rehearsed seed 3 or 7 ended, but none did when each of these seeds was rehearsed alone"
-    assert killed({3: lives, 7: lives}) == none
+    assert killed({3: lives, 7: lives}, again.append) == none
+
+
+def test_a_process_that_ends_between_seeds_names_none():
+    assert killed({}, print) == "a process ended while it rehearsed no seed"
 
 
 def test_a_mode_may_use_random_numbers_and_clocks(tmp_path):

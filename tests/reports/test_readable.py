@@ -162,7 +162,7 @@ def test_the_table_of_layouts_explains_the_limit_that_nobody_set():
     (grid, *_) = capacity.grids(answer)
     assert f"{STEADY_QUEUE}: missed" in grid.rows[0][1]
     assert "steady queue: requests arrived faster than they were answered" in grid.note
-    assert "use more workers, or a lower rate (--rate-scale)." in grid.note
+    assert "waited; allow more GPUs (--max-gpus), or use a lower rate (--rate-scale)." in grid.note
 
 
 CERTAIN = Sureness(LIMITS[0], 1.2, 1.1, 1.3, 0.03, chance=0.97)

@@ -191,6 +191,13 @@ def test_with_limits_the_table_shows_what_is_limited_and_the_margin(tmp_path, ou
     assert line[f"{outcome.limit}.margin"] == ("" if outcome.margin is None else str(outcome.margin))
 
 
+def test_a_benchmark_of_a_growing_queue_advises_no_flag_that_bench_does_not_have(tmp_path):
+    points = [point("rate=4", 0.1, outcomes=[Outcome("steady queue", "missed", reason="it grew")], rate=4)]
+    manifest = MANIFEST | {"kind": "bench", "limits": [LIMIT], "sweep": {"find": None, "axis": "rate"}}
+    found = sweep_report.write(tmp_path, manifest, points, points, is_complete=True)
+    assert ("steady queue missed" in found.verdict, "--rate-scale" in found.verdict) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("outcomes", "answer"),
     [

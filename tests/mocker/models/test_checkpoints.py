@@ -126,6 +126,23 @@ def test_a_type_that_the_bundled_checkpoint_does_not_have_is_refused():
         find_model("nvidia/DeepSeek-R1-NVFP4")
 
 
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("GLM-5-FP8", "zai-org/GLM-5-FP8"),
+        ("glm-5-nvfp4", "nvidia/GLM-5-NVFP4"),
+        ("Qwen3-32B-FP8", "Qwen/Qwen3-32B-FP8"),
+        ("Nemotron-3-Nano", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"),
+        ("GLM-5.1-FP8", "GLM-5.1-FP8"),  # not bundled, as those below: others' weights are not served in its place
+        ("DeepSeek-V3.1", "DeepSeek-V3.1"),
+        ("Llama-3.1-8B-Instruct", "Llama-3.1-8B-Instruct"),
+        ("zhipuai/GLM-5", "zhipuai/GLM-5"),
+    ],
+)
+def test_a_short_name_is_completed_to_the_id_of_the_same_weights_only(name, whole):
+    assert hub_id(name) == whole
+
+
 def test_a_date_in_a_name_is_no_size():
     assert hub_id("nvidia/DeepSeek-R1-NVFP4") == "nvidia/DeepSeek-R1-NVFP4"
 

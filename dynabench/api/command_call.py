@@ -31,8 +31,8 @@ OF_FILES = ("metrics_like", "format", "columns", "trace_block_size", "router_mod
 """Options of commands that belong to `Workload.read` here, or have a parameter of their own."""
 
 
-class Asked:
-    """What a call asks for."""
+class CommandCall:
+    """A call: what its command is asked for."""
 
     def __init__(
         self,
