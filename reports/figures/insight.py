@@ -176,6 +176,7 @@ def remarks(repeats: list[Record]) -> list[str]:
         )
     if any(run.facts.get("refused") or run.facts.get("cut") for run in repeats):
         found.append(_too_long(repeats))
+    found += _held(repeats)
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
@@ -270,6 +271,18 @@ def _too_long(repeats: list[Record]) -> str:
         "a workload"
     )
     return "; ".join(found)
+
+
+def _held(repeats: list[Record]) -> Iterator[str]:
+    """Say how many prompts waited until few enough others were decoding, and what to do."""
+    held, total = _sum(repeats, "held"), sum(len(run.requests) for run in repeats)
+    if held > FEW * total:
+        longest = max(int(run.requests.isl.max()) for run in repeats)
+        yield (
+            f"{held:,} of {total:,} prompts waited for other requests to end: a prompt is computed in one step, of at most "
+            f"{int(repeats[0].facts['prompt']):,} tokens (max_num_tokens), and prompts of up to {longest:,} tokens leave too "
+            "little room in it for the decodes; cut prompts with --enable-chunked-context, or raise --max-num-tokens"
+        )
 
 
 def _refused(count: int, total: int, room: str) -> str:
