@@ -131,7 +131,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
     requests = _requests(cluster, workload, run.settings.load)
     gaps, gap_starts_s = cluster.gaps.rows()
     overhead = cluster.overhead
-    facts: dict[str, float] = {}
+    facts: dict[str, float] = run.settings.load.facts
     if cluster.gaps.is_binned:
         facts["gap_error"] = GAP_ERROR
     if _is_sync_free(run.deployment):
