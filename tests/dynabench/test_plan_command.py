@@ -362,6 +362,10 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
             ("--prefill-workers", "1"),
             "Unknown option: --prefill-workers; a plan chooses the number: use --vary prefill_workers=1",
         ),
+        (
+            ("--slo", "ttft.p50 <= 1s", "--price", "h200=2"),
+            "gpu h100 has no price, and a plan chooses among GPUs that have one; add --price h100=..., or leave --gpu out",
+        ),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),
         (("--slo", "ttft.p90 <= 1s", "--vary", "workers=1..4"), "a plan searches for workers; leave it out"),
