@@ -220,7 +220,12 @@ def test_other_engines_have_schedulers_of_their_own():
         (
             SglangConfig(),
             {"model": "openai/gpt-oss-20b"},
-            "prefixes SGLang's scheduler does not keep here yet; expected disable_radix_cache",
+            "prefixes SGLang's scheduler does not keep here yet; use --disable-radix-cache",
+        ),
+        (
+            TrtllmConfig(),
+            {"model": "openai/gpt-oss-20b"},
+            "prefixes TensorRT-LLM's scheduler does not keep here yet; use --no-enable-block-reuse",
         ),
         (TrtllmConfig(), {"tensor_parallel_size": 3}, "cannot be divided over tensor_parallel_size 3"),
     ],
