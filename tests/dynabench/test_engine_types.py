@@ -43,7 +43,7 @@ def test_a_simulation_with_sglangs_scheduler_says_so_and_takes_sglangs_flags(tmp
     )
     assert done.returncode == 0, done.stderr
     assert "Scheduler: SGLang 0.5.23's; Layout: " in done.stdout
-    assert "Chunk: 2,048 tokens" in done.stdout
+    assert "Chunk: 2,048 tokens" in " ".join(done.stdout.split())
     assert "vLLM's defaults" not in done.stdout
 
 
