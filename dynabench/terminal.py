@@ -1,5 +1,6 @@
 """The terminal of every command: it shows text as it is."""
 
+import os
 import sys
 import textwrap
 from typing import Any, ClassVar
@@ -38,8 +39,11 @@ class Terminal(Console):
         self.print(text, soft_wrap=True, **options)
 
     def item(self, text: str, *, indent: str = "", **options: Any) -> None:
-        """Print a finding, or an item of a list: a line in a pipe, for `grep` and the like; on a terminal as prose."""
-        if self.is_terminal:
+        """Print a finding, or an item of a list: as prose where there is a width, on a terminal or by COLUMNS; else a line.
+
+        A line in a pipe is for `grep` and the like.
+        """
+        if self.is_terminal or "COLUMNS" in os.environ:
             self.say(text, indent=indent, **options)
         else:
             self.verbatim(text, **options)

@@ -61,6 +61,11 @@ class LoadConfig:
         return self.concurrency is not None or self.session_concurrency is not None
 
     @property
+    def facts(self) -> dict[str, float]:
+        """What readers of a run should know: how many requests or sessions a closed loop kept in flight (`streams`)."""
+        return {"streams": self.concurrency or self.session_concurrency or 0} if self.is_closed else {}
+
+    @property
     def kept(self) -> str:
         """What a closed loop keeps in flight; nothing for an open loop."""
         for count, noun in ((self.concurrency, "request"), (self.session_concurrency, "session")):

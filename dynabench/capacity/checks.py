@@ -45,6 +45,11 @@ def _check_gpus(config: PlanConfig, experiment: ExperimentConfig, timing: Timing
     if timing.timing_name != "roofline":
         return
     gpus = [find_gpu(name) for name in (config.prices or [timing.gpu]) if name is not None]
+    if timing.gpu is not None and find_gpu(timing.gpu).name not in [gpu.name for gpu in gpus]:
+        raise UserError(
+            f"gpu {timing.gpu} has no price, and a plan chooses among GPUs that have one; add --price {timing.gpu}=..., or "
+            "leave --gpu out"
+        )
     varied = {setting_of(text) for text in experiment.vary}
     if not gpus or "gpu" in varied:
         return

@@ -40,7 +40,7 @@ from reports.capacity.answer import SCHEMA, Alternative, AtLoad, Held, PlanAnswe
 from reports.figures.metrics import Goodput
 from reports.figures.outcomes import of_requests
 from reports.sweep.points import AnyPoint, Point
-from reports.sweep.verdict import too_little
+from reports.sweep.verdict import held, too_little
 
 MODES = ("kv", "round-robin", "least-loaded")
 """Router modes that are compared if none is given; the search itself uses the first."""
@@ -296,7 +296,7 @@ class _Planner:
             title=manifest["title"].partition(":")[0],
             subtitle=f"{self._settings.load.of(workload)}; {manifest['step_times'] or ''}",
             is_complete=self.is_complete,
-            verdict=f"{verdict} {capacity.sizes_told(layouts)}".strip() + too_little(judged),
+            verdict=f"{verdict} {capacity.sizes_told(layouts)}".strip() + too_little(judged) + held(judged),
             limits=self._limits(),
             layouts=layouts,
             loads=[self._at_load(at) for at in self._config.multiples if at in self._searches] if best else [],

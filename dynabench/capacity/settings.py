@@ -16,7 +16,7 @@ class PlanConfig:
     """What to search for."""
 
     price: tuple[str, ...] = ()
-    """Price of a kind of GPU, such as h100=2.5 (in any unit, such as dollars per hour); may be repeated, to choose the cheapest of several."""
+    """Price of a kind of GPU, such as h100=2.5 (in any unit, such as dollars per hour); may be repeated, to choose the cheapest of several. --gpu must be one of them."""
 
     tensor_parallel_size: tuple[Count, ...] = (1, 2, 4, 8)
     """GPUs that share each layer of the model; may be repeated, to choose from several sizes."""

@@ -89,7 +89,10 @@ def at_cliff(sureness: Sequence[Sureness], held: Held | None, deployment: Deploy
     for sure in sureness:
         waits = any(not part.startswith(("tpot", "itl")) for part in sure.limit.split(" and "))
         if sure.chance is not None and keeps_up < sure.chance and (sure.limit in missed or (missed and waits)):
-            text = f"{sure.text.removesuffix('.')}; an engine that is {percent(held.holds_to - 1)} slower does not keep up with this load: with that, {CHANCE} {likely(keeps_up)}."
+            text = sure.text
+            if likely(keeps_up) != likely(sure.chance):
+                slower = f"A real engine that is {percent(held.holds_to - 1)} slower than simulated cannot keep up with this load"
+                text += f" {slower}, which lowers the chance to {likely(keeps_up)}."
             real_high = math.inf if sure.real_high is not None and keeps_up < HIGH_END else sure.real_high
             sure = structs.replace(
                 sure, chance=keeps_up, text=text, real_high=real_high, is_within_error=keeps_up < SURE

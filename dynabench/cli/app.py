@@ -19,7 +19,7 @@ from foundation.errors import UserError
 from foundation.exit_codes import EXIT_CODES, INTERRUPTED, UNREAD, USAGE_ERROR
 from foundation.namesake import refuse_namesake
 from foundation.text import printable, shortened
-from serving.cli.command_line import PLAIN_DEFAULTS, open_standard_streams, reason, version
+from serving.cli.command_line import PLAIN_DEFAULTS, begin, reason, version
 from serving.cli.help import HELP_ALL, HELP_FLAGS, CommandLine
 
 COMMANDS = {
@@ -78,7 +78,6 @@ app = CommandLine(
     help="Which router, which settings, how many GPUs? Benchmark and simulate LLM serving without a GPU.",
     help_epilogue="Exit codes: " + "; ".join(f"{code} {text}" for code, text in EXIT_CODES.items()) + ".",
     help_format="plaintext",  # rich's Markdown and pygments would take a third of the time of listing the commands
-    console=Terminal(),
     default_parameter=PLAIN_DEFAULTS,
     version=version,
     version_flags=["--version"],
@@ -92,7 +91,8 @@ for name, (place, help) in COMMANDS.items():
 
 def main() -> None:
     """Run the command line; bad input prints one line and exits with 2, and a signal to end exits with 130."""
-    open_standard_streams()
+    begin()
+    app.console = Terminal()  # not before, because it reads how wide it is
     gc.set_threshold(20_000, 20, 50)  # most of what a command makes stays, and looking for the rest took 6% of its time
     asked: list[int] = []
 

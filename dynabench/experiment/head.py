@@ -4,6 +4,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
 from dynabench.deployment.description import Deployment, Pool
+from dynabench.deployment.engines import longest_prompt
 from dynabench.deployment.launch import engine_command
 from dynabench.experiment import rooms
 from dynabench.experiment.model_error import FAR, ModelError, model_error
@@ -47,9 +48,7 @@ def head_of(
         "Room for KV": rooms.rooms(decoders),
         "KV groups": _each((rooms.groups(pool) for pool in decoders if pool.engine == "mocker"), IN_OTHERS),
         "LoRA": rooms.adapters([pool for pool in decoders if pool.engine == "mocker"]),
-        "Chunk": _each(
-            f"{pool.chunk_size:,} tokens" for pool in decoders if pool.engine == "mocker" and pool.chunk_size
-        ),
+        "Chunk": _each(_chunk(pool) for pool in decoders if pool.engine == "mocker"),
         "KV tiers": kv_tiers(deployments),
         "Engine": _each(pool.engine_name for pool in decoders if pool.engine != "mocker"),
         "Speculation": speculation_of(pool for deployment in deployments for pool in deployment.pools),
@@ -151,6 +150,14 @@ def _longer_context(pool: Pool) -> str | None:
         f"max_model_len {given:,} is more than the model's {own:,}; vLLM starts with it only if --hf-overrides scales the "
         "positions, or with VLLM_ALLOW_LONG_MAX_MODEL_LEN=1"
     )
+
+
+def _chunk(pool: Pool) -> str | None:
+    """Return how many tokens of a prompt a step computes, or how long a prompt may be that is computed whole."""
+    if pool.chunk_size:
+        return f"{pool.chunk_size:,} tokens"
+    longest = longest_prompt(pool.engine_config)
+    return None if longest is None else f"none (prompts are computed whole, at most {longest:,} tokens a step)"
 
 
 def _schedulers(pools: Sequence[Pool]) -> str:

@@ -11,7 +11,7 @@ from dynabench.interrupt import Flag, InterruptError
 from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.run import simulate
 from reports.figures import fleet as fleet_figures
-from reports.figures import sufficiency, tiers
+from reports.figures import insight, sufficiency, tiers
 from reports.figures.conditions import METRICS, Condition
 from reports.figures.outcomes import STEADY_QUEUE, Outcome, of_requests, state_of
 from reports.figures.statistics import blocks_of
@@ -109,6 +109,7 @@ def point_of(arm: Arm, runs: list[Record], limits: list[Condition], attainment: 
         fleet=fleet_figures.figures(runs, limits, fleet_figures.windows(runs)) or UNSET,
         series=_series(runs),
         too_little=sufficiency.remarks(runs[0].measured),
+        held=insight.held([run.measured for run in runs]),
         server=figures.server,
         notes=list(dict.fromkeys(note for run in runs for note in run.notes)),
         requests=figures.requests,

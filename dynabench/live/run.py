@@ -145,7 +145,7 @@ def _record(
         repeat=run.repeat,
         is_complete=is_complete,
         notes=tuple(notes),
-        facts=dict(sent.facts),
+        facts=run.settings.load.facts | sent.facts,
         is_live=True,
         pools=_pools(run.deployment) if client.url is None else (),
         adapters=adapters_asked(sent.requests),

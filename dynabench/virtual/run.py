@@ -19,6 +19,7 @@ from dynabench.virtual.cluster import Cluster
 from dynabench.virtual.planner import SimulatedPlanner
 from dynabench.virtual.rollout import best_by_rollout
 from dynabench.virtual.use import adapter_use, draft_use, encoder_use, fleet_use, kv_use, link_use, pool_use, tier_use
+from dynabench.virtual.whole_prompts import num_held
 from mocker.installed.scheduler import NewScheduler
 from mocker.step_log import StepLog
 from mocker.timing.choose import SimulatedEngine
@@ -130,7 +131,7 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
     requests = _requests(cluster, workload, run.settings.load)
     gaps, gap_starts_s = cluster.gaps.rows()
     overhead = cluster.overhead
-    facts: dict[str, float] = {}
+    facts: dict[str, float] = run.settings.load.facts
     if cluster.gaps.is_binned:
         facts["gap_error"] = GAP_ERROR
     if _is_sync_free(run.deployment):
@@ -149,6 +150,8 @@ def _carried_out(run: Run, workload: Workload, cluster: Cluster, planner: Simula
         facts |= {name: value for name, value in longest._asdict().items() if value is not None}
         if longest.prompt is not None:
             facts["uncut"] = int((requests.isl > longest.prompt).sum())
+            if not run.deployment.is_disaggregated:
+                facts["held"] = num_held(requests, longest.prompt)
     waits_s = requests.first_token_s - requests.sent_s
     if any(overhead) and waits_s.filled(0).sum() > 0:  # not if none was answered, nor if steps take no time
         delays_s = cluster.arrivals.delays_s + cluster.flights.rank_effects.pauses_s

@@ -38,11 +38,11 @@ def check_layers(name: str, engine: SglangConfig | TrtllmConfig, timing: TimingC
         raise ValueError(
             f"pipeline_parallel_size is {timing.pipeline_parallel_size}; expected 1: {name}'s scheduler has no stages here"
         )
-    setting, is_cached = _prefixes(engine)
+    flag, is_cached = _prefixes(engine)
     if timing.timing_name == "roofline" and is_cached and len(layout_of(engine, timing).groups) > 1:
         raise ValueError(
             f"model {timing.model} has layers that do not keep all tokens, whose prefixes {name}'s scheduler does not keep here "
-            f"yet; expected {setting}"
+            f"yet; use {flag}"
         )
 
 
@@ -53,10 +53,10 @@ def size_of_states(timing: TimingConfig, num_requests: int) -> float:
 
 
 def _prefixes(engine: SglangConfig | TrtllmConfig) -> tuple[str, bool]:
-    """Return the setting without which prefixes are not cached, and whether they are."""
+    """Return the flag with which prefixes are not cached, and whether they are."""
     if isinstance(engine, SglangConfig):
-        return "disable_radix_cache", engine.has_tree
-    return "enable_block_reuse false", engine.enable_block_reuse
+        return "--disable-radix-cache", engine.has_tree
+    return "--no-enable-block-reuse", engine.enable_block_reuse
 
 
 def layout_of(engine: EngineSettings, timing: TimingConfig) -> KvLayout:

@@ -164,10 +164,10 @@ def remarks(repeats: list[Record]) -> list[str]:
     if len(repeats) > 1 and all(_is_equal(run.requests, repeats[0].requests) for run in repeats[1:]):
         found.append(f"deterministic, so its {len(repeats)} repeats are equal")
     found += [said for fact, said in TRUE.items() if any(run.facts.get(fact) for run in repeats)]
-    held = max(blocked_share(run) for run in repeats)
-    if held > HELD:
+    blocked = max(blocked_share(run) for run in repeats)
+    if blocked > HELD:
         found.append(
-            f"for {held:.0%} of the run, prompts waited while prefill workers computed nothing: their blocks were full of "
+            f"for {blocked:.0%} of the run, prompts waited while prefill workers computed nothing: their blocks were full of "
             "computed prompts that decode workers had not read yet, so decode workers or links are the bottleneck"
         )
     if error := max(run.facts.get("gap_error", 0.0) for run in repeats):
@@ -176,6 +176,8 @@ def remarks(repeats: list[Record]) -> list[str]:
         )
     if any(run.facts.get("refused") or run.facts.get("cut") for run in repeats):
         found.append(_too_long(repeats))
+    if said := held(repeats):
+        found.append(said)
     if missed := max(int(run.facts.get("missed_events") or 0) for run in repeats):
         found.append(f"{missed:,} of the events of its fleet were due after its last answer, so they had no effect")
     return found
@@ -270,6 +272,19 @@ def _too_long(repeats: list[Record]) -> str:
         "a workload"
     )
     return "; ".join(found)
+
+
+def held(repeats: list[Record]) -> str:
+    """Say how many prompts waited until few enough others were decoding, and what to do; nothing if that is hardly any."""
+    count, total = _sum(repeats, "held"), sum(len(run.requests) for run in repeats)
+    if count <= FEW * total:
+        return ""
+    longest = max(int(run.requests.isl.max()) for run in repeats)
+    return (
+        f"{count:,} of {total:,} prompts waited for other requests to end: a prompt is computed in one step, of at most "
+        f"{int(repeats[0].facts['prompt']):,} tokens (max_num_tokens), and prompts of up to {longest:,} tokens leave too "
+        "little room in it for the decodes; cut prompts with --enable-chunked-context, or raise --max-num-tokens"
+    )
 
 
 def _refused(count: int, total: int, room: str) -> str:

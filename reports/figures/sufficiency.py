@@ -1,8 +1,10 @@
 """Is there enough data to judge by? Few requests per worker, cold caches, and a load that never settles are said by name."""
 
+import math
+
 import numpy as np
 
-from reports.figures.stability import lifetimes, ramp
+from reports.figures.stability import lifetimes, ramp, stability
 from reports.record.records import Floats, Record
 
 FEW_PER_WORKER = 30
@@ -46,8 +48,8 @@ def _short(run: Record) -> list[str]:
     span, lifetime = float(np.ptp(run.requests.intended_s)), float(np.percentile(lifetimes(run.requests), 90))
     if 0 < span < LIFETIMES * lifetime:
         return [
-            f"requests arrived for {span:.3g} s, and one takes {lifetime:.3g} s (p90), so the load was never steady: use a "
-            f"trace of at least {LIFETIMES * lifetime:.3g} s ({LIFETIMES} times that)"
+            f"requests arrived for {span:.3g} s, and one takes {lifetime:.3g} s (p90), so the load was never steady: "
+            f"{_way_out(run, span, LIFETIMES * lifetime)}"
         ]
     ends = ramp(run)
     if ends is None:
@@ -56,6 +58,20 @@ def _short(run: Record) -> list[str]:
         f"requests in flight kept growing, from {ends[0]:.3g} to {ends[1]:.3g}, although arrivals did not, so the load never "
         "became steady: use a longer trace, or start measuring later (--warmup-s)"
     ]
+
+
+def _way_out(run: Record, span: float, least_s: float) -> str:
+    """Say what lets requests arrive for so long (s), if anything does: in a closed loop, more of them."""
+    if streams := int(run.facts.get("streams", 0)):
+        # The first of each stream are sent at once, and the others at the pace of the answers.
+        count = streams + math.ceil(max(len(run.requests) - streams, 1) * least_s / span)
+        return f"use at least {count:,} requests, with a longer trace or a larger --max-requests"
+    if not (queue := stability(run)).is_stable:
+        return (
+            f"{queue.start:.0f} requests waited at the start and {queue.end:.0f} at the end, and they would become more in a "
+            "longer trace: use more workers, or less load (--rate-scale)"
+        )
+    return f"use a trace of at least {least_s:.3g} s ({LIFETIMES} times that)"
 
 
 def _cold(run: Record) -> list[str]:

@@ -108,6 +108,8 @@ class Point(msgspec.Struct, frozen=True, tag="point", tag_field="kind"):
     """What makes its runs invalid."""
     too_little: list[str] = []
     """What its runs are too short for."""
+    held: str = ""
+    """That prompts waited for decodes, if they did, and the way out."""
 
     @property
     def is_stable(self) -> bool:

@@ -39,14 +39,14 @@ def grid_verdict(
     points = [structs.replace(point, name=shorter[point.name]) for point in points]
     lines = curves(points, axis=load_axis)
     if len(lines) == 1 or (lines and "router_mode" not in axes):
-        text = f"{curve_verdict(lines, has_limits=has_limits)}{_invalid(points)}{too_little(points)}"
+        text = f"{curve_verdict(lines, has_limits=has_limits)}{_invalid(points)}{too_little(points)}{held(points)}"
         return (text + which_are_impossible(impossible)).strip()
     text = _answer(points, count) if has_limits and points else ""
     if points:
         undecided = between_engines(engine_errors, means)
         text += _best(points, axes, elsewhere) + f" {undecided}" * bool(undecided)
         pays = where_drafts_pay({point.name: point.drafts or () for point in points})
-        text += f" {pays}" * bool(pays) + too_little(points) + _remarks(points)
+        text += f" {pays}" * bool(pays) + too_little(points) + held(points) + _remarks(points)
     return (quoted(text, [point.name for point in points]) + which_are_impossible(impossible)).strip()
 
 
@@ -200,10 +200,17 @@ def _elsewhere(points: Sequence[Point], elsewhere: Mapping[str, str | None]) -> 
 def too_little(points: list[Point]) -> str:
     """Say where there was too little data, with the first reason."""
     short = [point for point in points if point.too_little]
-    if not short:
-        return ""
-    where = f"{len(short)} of {len(points)} combinations, such as " * (len(points) > 1) + short[0].name
-    return f" Too little data in {where}: {'; '.join(short[0].too_little)}."
+    return f" Too little data in {_first_of(short, points)}: {'; '.join(short[0].too_little)}." if short else ""
+
+
+def held(points: list[Point]) -> str:
+    """Say where prompts waited for decodes, with the numbers of the first."""
+    those = [point for point in points if point.held]
+    return f" In {_first_of(those, points)}: {those[0].held}." if those else ""
+
+
+def _first_of(those: list[Point], points: list[Point]) -> str:
+    return f"{len(those)} of {len(points)} combinations, such as " * (len(points) > 1) + those[0].name
 
 
 def _grew(points: list[Point]) -> str:

@@ -17,6 +17,9 @@ from serving.cli.questions import QUESTIONS
 MAX_REASON = 4000
 """In characters: enough for a list of all settings."""
 
+SIZES = {"COLUMNS": 20, "LINES": 1}
+"""The smallest terminals: rich cannot write to one of no width, and help in a few columns takes minutes."""
+
 Verbosity = Annotated[
     int, Parameter(name=["-v", "--verbose", "--verbosity"], count=True, help="-v: debug, -vv: everything.")
 ]
@@ -38,7 +41,16 @@ PLAIN_DEFAULTS = Parameter(show_default=plain_default)
 """For an app: its help shows no Python values."""
 
 
-def open_standard_streams() -> None:
+def begin() -> None:
+    """Make a process fit for a command line: its standard streams are open, and what it is told of the terminal is a size."""
+    _open_standard_streams()
+    for name, least in SIZES.items():
+        given = os.environ.get(name, "")
+        if not (given.isdecimal() and int(given) >= least):
+            os.environ.pop(name, None)
+
+
+def _open_standard_streams() -> None:
     """Open /dev/null for each closed standard stream: else a socket would get its number, and children would write to it."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

@@ -16,7 +16,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 from foundation.exit_codes import INTERRUPTED, USAGE_ERROR
 from foundation.settings import changed
 from serving.cli.chat_client import AskError, ChatClient
-from serving.cli.command_line import Verbosity, flat, open_standard_streams, program, reason, settings_named
+from serving.cli.command_line import Verbosity, begin, flat, program, reason, settings_named
 from serving.engines.echo import Echo
 from serving.engines.mock.engine import (
     AnswerConfig,
@@ -459,7 +459,7 @@ def split_arguments(words: list[str]) -> tuple[list[str], list[str]]:
 @contextlib.contextmanager
 def failing_in_one_line(name: str, *, runs_model: bool = False) -> Iterator[None]:
     """End the process with one line and exit code 2 if the input is bad or something it needs is missing."""
-    open_standard_streams()
+    begin()
     try:
         yield
     except (CycloptsError, ValueError, LogError) as error:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from msgspec import structs
 
 from dynabench.arm import Arm, Run, Settings
 from dynabench.capacity.sureness import at_cliff, sureness_in, sureness_of
@@ -185,7 +186,13 @@ def test_where_a_little_more_load_is_too_much_a_little_slower_an_engine_is_too_s
     assert same == tpot, "later tokens do not wait"
     assert near.is_within_error and 0.2 < near.chance < SURE
     assert near.real_high == math.inf
-    assert "an engine that is 2% slower does not keep up with this load" in near.text
+    slower = " A real engine that is 2% slower than simulated cannot keep up with this load"
+    assert near.text == f"{ttft.text}{slower}, which lowers the chance to {near.chance:.0%}."
+    known = structs.replace(ttft, chance=0.9999)
+    [sure] = at_cliff(
+        [known], Held(2.0, 2.1, [Outcome("steady queue", "missed", reason="it grew")]), SETTINGS.deployment
+    )
+    assert 0.99 < sure.chance < known.chance and sure.text == ttft.text, "over 99% in any case"
     assert at(1.0)[0].chance < near.chance < at(1.1)[0].chance
     again = msgspec.json.decode(msgspec.json.encode(near), type=Sureness)
     assert again == near, "also from plan.json, which has null for what is infinite"

@@ -1,7 +1,9 @@
 """Requests that are longer than the model's context."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from dynabench.arm import Arm, Run, Settings
@@ -9,14 +11,18 @@ from dynabench.capacity.floors import floor_of
 from dynabench.deployment.description import Deployment, Pool
 from dynabench.deployment.engines import Longest, answered, are_answered, check_fits, engines_of
 from dynabench.experiment.bounds import bounds_of
+from dynabench.experiment.head import head_of
 from dynabench.virtual.run import simulate
+from dynabench.virtual.whole_prompts import num_held
 from mocker import EngineConfig, TrtllmConfig
 from mocker.timing.choose import resolve
 from mocker.timing.config import TimingConfig
 from reports import folder
+from reports.figures.insight import remarks
 from reports.figures.slo import parse_slo
 from reports.summarize import summarize
 from serving.model import context as model_context
+from tests.reports.runs import run
 from tests.support.commands import dynabench
 from tests.support.simulated import deployed, simulate_pool
 from workloads import Request, Workload, WorkloadError
@@ -232,3 +238,52 @@ def test_prompts_that_tensorrt_llm_does_not_cut_are_refused_one_by_one():
     cut = TrtllmConfig(max_num_tokens=128, enable_chunked_context=True)
     assert simulate(Run.alone(trtllm(cut)), workload).requests.succeeded.all()
     assert "fits a step of 128 tokens" in floor_of(trtllm(whole), lambda shape: of((200, 1)), []).impossible
+
+
+def test_prompts_that_leave_no_room_for_decodes_wait_for_them_and_the_way_out_is_said():
+    """A prompt of 128 tokens that are computed whole fills a step of 128, so it waits until nobody decodes."""
+    workload = Workload("w", 32, [Request(float(n), 128, 40, (n, n, n, n)) for n in range(40)])
+
+    def held(count=4, **changes):
+        settings = trtllm(TrtllmConfig(max_num_tokens=128, **changes))
+        record = simulate(Run.alone(replace(settings, load=LoadConfig(concurrency=count))), workload)
+        return record.facts.get("held"), [said for said in remarks([record]) if "leave too little room" in said]
+
+    count, (said,) = held()
+    assert count == 39  # all but the first
+    assert said == (
+        "39 of 40 prompts waited for other requests to end: a prompt is computed in one step, of at most 128 tokens "
+        "(max_num_tokens), and prompts of up to 128 tokens leave too little room in it for the decodes; cut prompts with "
+        "--enable-chunked-context, or raise --max-num-tokens"
+    )
+    assert held(1) == (0, [])
+    assert held(enable_chunked_context=True) == (None, [])
+
+
+def test_prompts_are_held_only_beside_more_decodes_than_they_leave_room_for():
+    """Eight prompts of 128 tokens, one admitted each second, which decode for 4.5 s; later ones wait beside five."""
+    starts = np.arange(8.0)
+    made = run(
+        ttft=[1.0] * 8,
+        isl=[128] * 8,
+        cached_tokens=[0] * 8,
+        worker=[0] * 8,
+        intended_s=np.maximum(starts - 0.5, 0),
+        sent_s=np.maximum(starts - 0.5, 0),
+        admitted_s=starts,
+        first_token_s=starts + 0.25,
+        last_token_s=starts + 4.75,
+        done_s=starts + 4.75,
+    )
+    assert [num_held(made.requests, 128 + room) for room in (0, 1, 4, 5)] == [7, 6, 3, 0]
+
+
+def test_the_head_says_that_prompts_are_computed_whole():
+    [whole, cut] = [
+        head_of(of((100, 20)), [trtllm(TrtllmConfig(enable_chunked_context=is_cut)).deployment], [LoadConfig()])
+        for is_cut in (False, True)
+    ]
+    assert (whole["Chunk"], cut["Chunk"]) == (
+        "none (prompts are computed whole, at most 8,192 tokens a step)",
+        "8,192 tokens",
+    )

@@ -43,7 +43,7 @@ def test_a_simulation_with_sglangs_scheduler_says_so_and_takes_sglangs_flags(tmp
     )
     assert done.returncode == 0, done.stderr
     assert "Scheduler: SGLang 0.5.23's; Layout: " in done.stdout
-    assert "Chunk: 2,048 tokens" in done.stdout
+    assert "Chunk: 2,048 tokens" in " ".join(done.stdout.split())
     assert "vLLM's defaults" not in done.stdout
 
 
@@ -229,7 +229,12 @@ def test_other_engines_have_schedulers_of_their_own():
         (
             SglangConfig(),
             {"model": "openai/gpt-oss-20b"},
-            "prefixes SGLang's scheduler does not keep here yet; expected disable_radix_cache",
+            "prefixes SGLang's scheduler does not keep here yet; use --disable-radix-cache",
+        ),
+        (
+            TrtllmConfig(),
+            {"model": "openai/gpt-oss-20b"},
+            "prefixes TensorRT-LLM's scheduler does not keep here yet; use --no-enable-block-reuse",
         ),
         (TrtllmConfig(), {"tensor_parallel_size": 3}, "cannot be divided over tensor_parallel_size 3"),
     ],

@@ -55,13 +55,15 @@ def test_the_fewest_gpus_are_named_with_what_binds_and_how_sure_it_is(small):
     assert answer["loads"][1]["gpus"] > answer["loads"][0]["gpus"] == best["gpus"]
 
 
-def test_a_workload_that_is_too_short_for_a_steady_load_is_said_in_words_in_json_and_in_the_report(small):
-    out, text, answer = small
+def test_a_workload_that_is_too_short_for_a_steady_load_is_said_in_words_in_json_and_in_the_report(tmp_path):
+    out, flags = tmp_path / "out", ("--tensor-parallel-size", "1", "--max-num-batched-tokens", "2048", "--loads", "1")
+    done, answer = planned(out, *MODEL[:-1], "100", *flags, *LIMITS)
+    text = done.stdout
     said = "so the load was never steady: use a trace of at least "
-    assert said in answer["too_little"][0]
+    assert said in answer["too_little"][-1]
     page = (out / "report.html").read_text()
     for shown in (text.replace("\n", " "), answer["verdict"], page):
-        assert f" workers {answer['layouts'][0]['workers']}: {answer['too_little'][0]}." in shown
+        assert f" workers {answer['layouts'][0]['workers']}: {'; '.join(answer['too_little'])}." in shown
     assert f"Not certain: {answer['too_little'][0]}" in page
 
 
@@ -361,6 +363,10 @@ def test_too_few_gpus_for_the_work_are_told_from_limits_that_nothing_meets(tmp_p
         (
             ("--prefill-workers", "1"),
             "Unknown option: --prefill-workers; a plan chooses the number: use --vary prefill_workers=1",
+        ),
+        (
+            ("--slo", "ttft.p50 <= 1s", "--price", "h200=2"),
+            "gpu h100 has no price, and a plan chooses among GPUs that have one; add --price h100=..., or leave --gpu out",
         ),
         (("--price", "h100"), "price 'h100' is not understood; expected a GPU and its price, such as h100=2.5"),
         (("--loads", "1,x"), "loads is '1,x'; expected multiples of the rate"),

@@ -67,18 +67,32 @@ def test_a_comparison_has_the_key_of_its_report(tmp_path, names, columns):
     assert max(map(len, rows)) <= columns
 
 
-WHOLE = ("report: ", "round-robin  ", "kv  ")
-"""How lines begin that are copied, or items of a list, which stay lines in a pipe."""
+COPIED = ("report: ", "  --step-", "Try first: ")
+"""How lines begin that are copied, which stay lines at any width."""
 
 
 def test_what_a_comparison_says_is_wrapped_on_a_narrow_terminal_and_in_a_pipe(tmp_path):
     words = ("simulate", *modes(MODES[1:]), *SMALL)
     in_pipe = dynabench(*words, "--out", tmp_path / "pipe", env={"COLUMNS": "60"}).stdout
     on_terminal = PAINT.sub("", in_terminal(*words, "--out", tmp_path / "terminal", columns=60))
-    for text, whole in ((in_pipe, WHOLE), (on_terminal, WHOLE[:1])):
+    for text in (in_pipe, on_terminal):
         assert "so the load was never steady" in " ".join(text.split())
-        lines = [line for line in text.splitlines() if not line.startswith(whole) and "\r" not in line]
+        lines = [line for line in text.splitlines() if not line.startswith(COPIED) and "\r" not in line]
         assert max(map(len, lines)) <= 60
+
+
+@pytest.mark.parametrize("words", [("hardware",), ("modes",), ("model", "openai/gpt-oss-120b", "--gpu", "h200")])
+def test_lists_are_as_wide_as_columns_says_and_lines_in_a_pipe_without_it(words):
+    narrow = dynabench(*words, env={"COLUMNS": "60"}).stdout
+    assert max(len(line) for line in narrow.splitlines() if not line.startswith(COPIED)) <= 60
+    assert max(map(len, dynabench(*words).stdout.splitlines())) > 80  # in a pipe of no width
+
+
+@pytest.mark.parametrize("columns", ["0", "-1", "abc", "1"])
+@pytest.mark.parametrize("words", [("--help",), ("plan", "--help"), ("hardware",), ("model", "Qwen/Qwen3-8B")])
+def test_what_is_no_width_is_ignored(words, columns):
+    done = dynabench(*words, env={"COLUMNS": columns})
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", dynabench(*words).stdout)
 
 
 def test_the_live_view_and_the_tables_after_it_have_one_key(tmp_path):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.support import warm
-from tests.support.commands import ONE_AT_A_TIME
+from tests.support.commands import ONE_AT_A_TIME, inherited
 
 PATIENCE_S = 240.0
 START_S = 60.0
@@ -67,7 +67,7 @@ def run(page: str, folder: Path) -> Iterator[Run]:
         (folder / name).write_text(text)
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {
-        **os.environ,
+        **inherited(),
         **ONE_AT_A_TIME,
         "PATH": path,
         "TERM": "dumb",

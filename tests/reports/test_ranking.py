@@ -379,6 +379,12 @@ def test_too_little_data_at_a_point_is_said(tmp_path):
     assert found.verdict.endswith(" Too little data in 2 of 2 combinations, such as a: too few requests.")
 
 
+def test_prompts_that_waited_for_decodes_at_a_point_are_said(tmp_path):
+    points = [*points_of(noisy(1)), structs.replace(points_of(noisy(1), noisy(2))[1], held="9 prompts waited")]
+    made = sweep_report.write(tmp_path, MANIFEST, points, points, is_complete=True)
+    assert " In 1 of 2 combinations, such as b: 9 prompts waited." in made.verdict
+
+
 def test_too_little_data_where_a_search_ended_is_said(tmp_path):
     short, enough = points_of(noisy(1), noisy(2))
     short = structs.replace(short, too_little=["too few requests"])

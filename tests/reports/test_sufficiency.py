@@ -70,10 +70,38 @@ def test_a_number_of_workers_that_changes_is_not_divided_by():
 
 def test_a_run_of_a_few_lifetimes_was_never_steady():
     arrivals = np.arange(600) / 10
-    (said,) = remarks(settled(intended_s=arrivals, last_token_s=arrivals + 20, done_s=arrivals + 20))
+    (said,) = remarks(
+        settled(intended_s=arrivals, admitted_s=arrivals, last_token_s=arrivals + 20, done_s=arrivals + 20)
+    )
     assert said == (
         "requests arrived for 59.9 s, and one takes 20 s (p90), so the load was never steady: use a trace of at least 100 s "
         "(5 times that)"
+    )
+
+
+def test_a_closed_loop_needs_more_requests_not_seconds():
+    """Streams of 10 requests that take 20 s each: two requests a stream arrive in 20 s, and six in 100 s."""
+    arrivals = np.repeat([0.0, 20.0], 10)
+    (said,) = remarks(
+        settled(20, 1, intended_s=arrivals, done_s=arrivals + 20, worker=[None] * 20, facts={"streams": 10})
+    )
+    assert said == (
+        "requests arrived for 20 s, and one takes 20 s (p90), so the load was never steady: use at least 60 requests, with a "
+        "longer trace or a larger --max-requests"
+    )
+    arrivals = np.repeat(np.arange(6) * 20.0, 10)
+    assert not remarks(
+        settled(60, 1, intended_s=arrivals, done_s=arrivals + 20, worker=[None] * 60, facts={"streams": 10})
+    )
+
+
+def test_a_longer_trace_is_not_the_way_out_of_a_growing_queue():
+    arrivals = np.arange(600) / 10
+    waits = np.arange(600) / 10
+    (said,) = remarks(settled(intended_s=arrivals, admitted_s=arrivals + waits, done_s=arrivals + waits + 1))
+    assert said == (
+        "requests arrived for 59.9 s, and one takes 54.9 s (p90), so the load was never steady: 62 requests waited at the "
+        "start and 287 at the end, and they would become more in a longer trace: use more workers, or less load (--rate-scale)"
     )
 
 

@@ -33,6 +33,11 @@ def in_process(*words):
     return printed.getvalue()
 
 
+def inherited() -> dict[str, str]:
+    """Return the environment without the width that xdist gives its workers; without one, items of lists stay lines."""
+    return {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+
+
 def dynamo_run(*arguments, **options):
     return run(DYNAMO_RUN, *arguments, **options)
 
@@ -46,7 +51,7 @@ def run(*command, env=None, fresh=False, **options):
     pipes |= {"stdin": subprocess.PIPE if "input" in options else subprocess.DEVNULL}
     input, timeout, check = options.pop("input", None), options.pop("timeout", PATIENCE_S), options.pop("check", False)
     begin = subprocess.Popen if fresh else start
-    with begin([*map(str, command)], **({"text": True, "env": os.environ | (env or {})} | pipes | options)) as process:
+    with begin([*map(str, command)], **({"text": True, "env": inherited() | (env or {})} | pipes | options)) as process:
         try:
             stdout, stderr = process.communicate(input, timeout)
         except BaseException:
