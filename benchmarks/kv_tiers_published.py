@@ -257,9 +257,7 @@ def hicache() -> Iterator[Row]:
     )
 
 
-KIMI = TimingConfig(
-    model="moonshotai/Kimi-K2.5", gpu="b200", tensor_parallel_size=4, quantization="fp4", kv_cache_dtype="fp8"
-)
+KIMI = TimingConfig(model="nvidia/Kimi-K2.5-NVFP4", gpu="b200", tensor_parallel_size=4)
 
 
 def agent_run(what: Turns, workers: int, store_gib: float) -> Record:
