@@ -14,6 +14,8 @@ from serving.supervision.logs import ALL
 from tests.support import examples, warm
 from tests.support.waiting import PATIENCE_S
 
+os.environ.pop("COLUMNS", None)  # which pytest-xdist sets for its workers; with it, output is wrapped in pipes, too
+
 # The default of httpx.get, httpx.Client and their like: 5 s are soon over on a busy machine.
 vars(httpx._config.DEFAULT_TIMEOUT_CONFIG).update(httpx.Timeout(PATIENCE_S).as_dict())
 

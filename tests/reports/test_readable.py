@@ -143,8 +143,7 @@ def test_lines_after_the_first_are_indented_and_a_path_is_never_broken(is_termin
     assert lines == ["", path, "    is new"]
 
 
-def test_a_finding_is_a_line_in_a_pipe_and_wrapped_on_a_terminal(monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)  # which workers of xdist have
+def test_a_finding_is_a_line_in_a_pipe_and_wrapped_on_a_terminal():
     assert shown(lambda terminal: terminal.item(PROSE), width=60, is_terminal=False) == [PROSE]
     lines = shown(lambda terminal: terminal.entry("model", PROSE), width=60, is_terminal=True)
     assert max(map(len, lines)) <= 60
